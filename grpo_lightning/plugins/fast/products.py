@@ -5,7 +5,6 @@ speed in float32 on a CPU. In bfloat16 torch takes oneDNN by itself.
 """
 
 import platform
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,61 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 
 from grpo_lightning.types import UsageError
-
-
-class TorchProducts:
-    """The products of a linear layer and of its backward pass, of any type on any device."""
-
-    @staticmethod
-    def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[N, K], [M, K], [M] -> [N, M]."""
-        return F.linear(hidden, weight, bias)
-
-    @staticmethod
-    def for_hidden(gradient: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
-        """[N, M], [M, K], [N, K] -> [N, K] the gradient of the states, plus `total`, which is overwritten."""
-        return gradient @ weight if total is None else total.addmm_(gradient, weight)
-
-    @staticmethod
-    def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
-        """[N, M] each, [N, K] -> [M, K] each: the gradients of weights that multiply the same states."""
-        return [None if gradient is None else gradient.t() @ hidden for gradient in gradients]
-
-
-class OneDNNProducts(TorchProducts):
-    """The same of float32 on a CPU, by oneDNN.
-
-    It transposes what is multiplied from the left in a pass of its own, in one thread. So that is the narrower one.
-    """
-
-    @staticmethod
-    def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[N, K], [M, K], [M] -> [N, M]."""
-        return product(hidden, weight, bias)
-
-    @staticmethod
-    def for_hidden(gradient: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
-        """[N, M], [M, K], [N, K] -> [N, K] the gradient of the states, plus `total`."""
-        if total is None:
-            return product(gradient, weight.t())
-        return torch.ops.mkldnn._linear_pointwise.binary(gradient, total, weight.t(), None, "add")
-
-    @staticmethod
-    def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
-        """[N, M] each, [N, K] -> [M, K] each."""
-        width = sum(gradient.shape[1] for gradient in gradients if gradient is not None)
-        if width <= hidden.shape[1]:
-            return [gradient if gradient is None else product(gradient.t(), hidden.t()) for gradient in gradients]
-        turned = hidden.t().contiguous()
-        return [
-            gradient if gradient is None else product(turned, gradient.t()).t().contiguous() for gradient in gradients
-        ]
-
-
-Products = type[TorchProducts]
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -88,12 +34,22 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
         for_hidden, for_weight, for_bias = ctx.needs_input_grad
-        rows = gradient.flatten(0, -2)
+        rows, states = gradient.flatten(0, -2), hidden.flatten(0, -2)
         return (
-            OneDNNProducts.for_hidden(rows, weight).view_as(hidden) if for_hidden else None,
-            OneDNNProducts.for_weights([rows], hidden.flatten(0, -2))[0] if for_weight else None,
+            product(rows, weight.t()).view_as(hidden) if for_hidden else None,
+            gradient_of_weight(rows, states) if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
+
+
+def gradient_of_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
+    """[N, M], [N, K] -> [M, K].
+
+    oneDNN transposes what is multiplied from the left in a pass of its own, in one thread. So that is the narrower one.
+    """
+    if gradient.shape[1] <= hidden.shape[1]:
+        return product(gradient.t(), hidden.t())
+    return product(hidden.t().contiguous(), gradient.t()).t().contiguous()
 
 
 class OneDNNLinear(nn.Linear):
@@ -125,11 +81,6 @@ def is_plain(layer: nn.Module) -> bool:
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
         and not isinstance(layer.weight, DTensor)
     )
-
-
-def products_of(layer: nn.Linear, hidden: Tensor) -> Products:
-    """The products by which `layer` multiplies these states."""
-    return OneDNNProducts if type(layer) is OneDNNLinear and takes(hidden, layer.weight) else TorchProducts
 
 
 def by_onednn(products: str) -> bool:
