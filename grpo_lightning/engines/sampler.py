@@ -61,7 +61,10 @@ class SingleTurn(Sampler):
         with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as drawn:
             for row, one in drawn:
                 prompt, text = prompts[row // group_size], text_of(one, policy.tokenizer)
-                yield row, Sample(prompt, text, one.token_ids, one.finish_reason, one.stop_string, logp=one.logp)
+                made = Sample(
+                    prompt, text, one.token_ids, one.finish_reason, one.stop_string, None, one.logp, one.versions
+                )
+                yield row, made
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
         """As `Sampler.rollouts`."""

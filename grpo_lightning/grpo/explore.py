@@ -66,9 +66,12 @@ class Explorer:
     engine: RolloutEngine  # draws the completions
     scorer: Scorer
     sampler: Sampler = field(default_factory=SingleTurn)  # makes samples of what the engine draws
+    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
+    """Waits until engine and rewards are free: a source may draw for later steps. Every rank must call it."""
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""
+        self.settle = lambda: None
         self.engine.close()
         self.scorer.close()
         self.sampler.close()
@@ -86,15 +89,28 @@ class Explorer:
 
         Every rank must call it, even without prompts: sharded weights are gathered for it.
         """
-        samples: dict[int, Sample] = {}
+        self.settle()
         with self.engine.ready(policy):
-            if not prompts:
-                return []
-            with closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as drawn:
-                for row, sample in drawn:
-                    samples[row] = sample
-                    for listener in listeners:
-                        listener(sample)
+            return self.draw(policy, prompts, group_size, sampling, key, listeners)
+
+    def draw(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: RandomKey,
+        listeners: Sequence[Callable[[Sample], None]] = (),
+    ) -> list[Sample]:
+        """As `sample`, by an engine that is ready, whatever the other ranks do."""
+        samples: dict[int, Sample] = {}
+        if not prompts:
+            return []
+        with closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as drawn:
+            for row, sample in drawn:
+                samples[row] = sample
+                for listener in listeners:
+                    listener(sample)
         return [samples[row] for row in range(len(prompts) * group_size)]
 
     def explore(
