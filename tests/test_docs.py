@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import lightning as L
 import pytest
-from helpers.elsewhere import Elsewhere
+from helpers.elsewhere import ScriptedElsewhere
 from helpers.fast import fit, policy_of
 from helpers.fitting import Digits, Echo, scalars
 from helpers.guessing import Once
@@ -17,7 +17,7 @@ from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.mismatch import CLASSES
-from grpo_lightning.plugins.ahead.ahead import Ahead
+from grpo_lightning.plugins.ahead.stream import Stream
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.display.completions import SampledCompletions
 from grpo_lightning.plugins.learned.reward import LearnedReward
@@ -86,7 +86,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
     data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
     fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
-    fit(folder / "ahead", [], {"source": Ahead()}, {"max_epochs": 2}, engine=Elsewhere())
+    elsewhere = ScriptedElsewhere(lambda request, text: "7a3b9c"[: 1 + request.sample])
+    fit(folder / "ahead", [], {"source": Stream(2)}, {"max_epochs": 2}, engine=elsewhere, old_policy=Proximal())
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

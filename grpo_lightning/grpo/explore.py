@@ -66,12 +66,10 @@ class Explorer:
     engine: RolloutEngine  # draws the completions
     scorer: Scorer
     sampler: Sampler = field(default_factory=SingleTurn)  # makes samples of what the engine draws
-    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
-    """Waits until engine and rewards are free: a source may draw for later steps. Every rank must call it."""
+    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)  # waits for draws ahead
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""
-        self.settle = lambda: None
         self.engine.close()
         self.scorer.close()
         self.sampler.close()
@@ -89,24 +87,10 @@ class Explorer:
 
         Every rank must call it, even without prompts: sharded weights are gathered for it.
         """
-        self.settle()
-        with self.engine.ready(policy):
-            return self.draw(policy, prompts, group_size, sampling, key, listeners)
-
-    def draw(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        key: RandomKey,
-        listeners: Sequence[Callable[[Sample], None]] = (),
-    ) -> list[Sample]:
-        """As `sample`, by an engine that is ready, whatever the other ranks do."""
         samples: dict[int, Sample] = {}
-        if not prompts:
-            return []
-        with closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as drawn:
+        work = policy, prompts, group_size, sampling, key
+        self.settle()
+        with self.engine.ready(policy), closing(self.sampler.draw(self.engine, *work)) as drawn:
             for row, sample in drawn:
                 samples[row] = sample
                 for listener in listeners:

@@ -31,7 +31,6 @@ class Elsewhere(NativeEngine):
         self.seconds, self.fails_at = seconds, fails_at
         self.twin: Any = None
         self.copied: tuple[Policy | None, int] = None, -1
-        self.drawn_while: list[int | None] = []
 
     def sync(self, policy: Policy) -> None:
         # Validation syncs in inference mode: a copy made there could never be written again.
@@ -58,7 +57,7 @@ class Elsewhere(NativeEngine):
 class ScriptedElsewhere(ScriptedEngine):
     """Completions from a function, whatever the policy does meanwhile."""
 
-    draws_elsewhere = True
+    draws_elsewhere = renews_midway = True
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         time.sleep(0.01)

@@ -25,8 +25,7 @@ class Ahead(Synchronous):
     """
 
     is_late = True
-    depth = 1
-    """Steps that are drawn before they begin."""
+    depth = 1  # steps that are drawn before they begin
 
     def setup(self, inputs: SourceInputs) -> None:
         """Refuses what cannot be drawn ahead."""
@@ -50,10 +49,8 @@ class Ahead(Synchronous):
             f"score later: {late}. Leave it out, or use loop.source=Synchronous",
         )
         explorer.settle = self._settle
-        self._draws: deque[Draw] = deque()
-        """Of the steps to come, the next first."""
-        self._read = 0
-        """Rounds of the next step that were read."""
+        self._draws: deque[Draw] = deque()  # of the steps to come, the next first
+        self._read = 0  # rounds of the next step that were read
         self._rewards = Lock() if self.depth > 1 else None
         """Held while rewards score, where several steps are drawn at once."""
         self._waited = 0.0
@@ -91,7 +88,9 @@ class Ahead(Synchronous):
                 draw.begin(self.inputs.data.ask(range(first, first + count)), self._rewards)
 
     def _settle(self) -> None:
-        """As `Explorer.settle`."""
+        """As `Explorer.settle`: afterwards engine and rewards are free. Every rank must call it."""
+        if self.inputs.explorer.engine.policy is None:  # it was closed
+            self._draws = deque(draw for draw in self._draws if draw.is_settled)
         for draw in self._draws:
             self._wait(draw)
 

@@ -1,6 +1,6 @@
 """A step's completions, drawn in a thread while an earlier step is trained."""
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from itertools import chain
 from threading import Thread
 from time import perf_counter
@@ -52,9 +52,14 @@ class Draw(Thread):
         key, scoring = RandomKey(run.seed, self.step), run.explorer.scorer.begin()
         with ExitStack() as failed:
             failed.push(scoring)
-            told = [] if rewards else [scoring.add]
-            samples = run.explorer.draw(run.policy, prompts, run.group_size, run.sampling, key, told)
-            drawn = perf_counter()
+            ended: dict[int, Sample] = {}
+            work = run.policy, prompts, run.group_size, run.sampling, key
+            with closing(run.explorer.sampler.draw(run.explorer.engine, *work)) as drawing:
+                for row, sample in drawing:
+                    ended[row] = sample
+                    if rewards is None:
+                        scoring.add(sample)
+            samples, drawn = [ended[row] for row in sorted(ended)], perf_counter()
             with rewards or nullcontext():
                 for sample in samples if rewards else ():
                     scoring.add(sample)

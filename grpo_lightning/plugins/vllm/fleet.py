@@ -93,11 +93,12 @@ class Fleet:
 
     def lose(self, server: Server, error: Exception) -> None:
         """Leaves a server out; raises the error if it is the last one."""
-        if server not in self.live:
-            return
-        if len(self.live) == 1 or self._is_closed:
-            raise error
-        self.live.remove(server)
+        with self._changed:
+            if server not in self.live:
+                return
+            if len(self.live) == 1 or self._is_closed:
+                raise error
+            self.live.remove(server)
         log.warning("%s is left out until the next weights: %s", server.url, error)
         with server.hung_up():
             pass

@@ -79,7 +79,7 @@ class VLLMServerEngine(RolloutEngine):
         self._names_head = False
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError where a server does not answer, was started for something else, or takes no weights."""
+        """Raises UsageError where a server does not answer, or was started for something else."""
         self._until = time.monotonic() + self.wait
         try:
             configs = [self._config_of(server) for server in self._servers]
@@ -91,10 +91,6 @@ class VLLMServerEngine(RolloutEngine):
             self.transfer.check_room(sum(p.numel() for p in policy.parameters()) * compute_dtype(policy).itemsize)
         self._max_model_len = min(int(config["model_config"]["max_model_len"]) for config in configs)
         self._names_head = any(str(config["device_config"]["device"]) == "cpu" for config in configs)
-        self.sync(policy)
-        why = fault(self, policy, partial(self.sync, policy), len(self._servers))
-        require(not why, f"model.engine.urls: the weights do not arrive: {why}. {self.gap_causes}")
-        self.policy = self.version = None
 
     def _config_of(self, server: Server) -> Mapping[str, Any]:
         """The configuration of a server, once it has started."""
@@ -144,6 +140,14 @@ class VLLMServerEngine(RolloutEngine):
         )
 
     def sync(self, policy: Policy) -> None:
+        """Gives the servers the policy's weights. The first time it is proved that they arrive."""
+        is_first = self.policy is None
+        self._push(policy)
+        if is_first:
+            why = fault(self, policy, partial(self._push, policy), len(self._servers))
+            require(not why, f"model.engine.urls: the weights do not arrive: {why}. {self.gap_causes}")
+
+    def _push(self, policy: Policy) -> None:
         """Gives the servers the policy's weights. What they draw at the moment continues with these.
 
         A server that does not take them is left out until the next time, unless it is the first time.

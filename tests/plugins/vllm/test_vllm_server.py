@@ -135,6 +135,9 @@ def test_a_group_stays_on_one_server_and_all_servers_draw(
     servers: list[StandIn], policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of([server.url for server in servers], policy)
+    engine.sync(policy)
+    for server in servers:
+        server.prompts.clear()
     draw(engine, policy, length=6)
     draw(engine, policy, length=6, stop=["a"])
     seen = [{tuple(prompt) for prompt in server.prompts} for server in servers]
@@ -153,7 +156,9 @@ def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
 ) -> None:
     monkeypatch.setattr(weight_transfer, "PART_BYTES", 10_000)
     engine = engine_of([server.url], policy, transfer=SharedFolder(str(tmp_path / "shared")))
+    engine.sync(policy)
     server.asked.clear()
+    server.bodies.clear()
     engine.sync(policy)
     assert server.asked == ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
     (files,) = server.bodies
@@ -282,14 +287,14 @@ def test_what_finds_no_room_is_refused_before_the_run(
         return SimpleNamespace(free=free)
 
     monkeypatch.setattr(weight_transfer.shutil, "disk_usage", usage)
-    for free in (size - 1, size):
+    for free in (size, size - 1):
         engine = VLLMServerEngine([server.url], SharedFolder(str(folder)))
         refused = pytest.raises(
             UsageError, match=r"transfer\.folder=.*memory: the weights take .* GiB free.* --shm-size"
         )
         with refused if free < size else nullcontext():
             engine.check(policy, Sampling(24))
-    assert asked == [tmp_path, tmp_path]  # the folder is made when weights are sent
+    assert asked == [tmp_path, tmp_path]
 
 
 def test_weights_of_somebody_else_are_noticed(server: StandIn, policy: Policy) -> None:
