@@ -111,7 +111,7 @@ def test_it_is_a_lag_of_one_step(
     )
     seen = scalars(tmp_path / "1", without=())
     assert [*seen["rollout/lag"].values()] == [0] + [1] * (steps - 1)
-    assert 0 < max(list(seen["async/overlap"].values())[1:]) <= 1 and seen["async/overlap"][0] < 0.1
+    assert 0 < max(list(seen["async/overlap"].values())[1:]) <= 1
     assert min(min(found.values()) for name, found in seen.items() if name.startswith("async/")) >= 0
     assert (
         max(
