@@ -179,13 +179,6 @@ class Scoring:
         for one in self.early.values():
             one.coming.put(sample)
 
-    def wait(self) -> None:
-        """Waits until all samples that were added are scored; no more can be added."""
-        for one in self.early.values():
-            one.coming.put(None)
-        for one in self.early.values():
-            one.parts()
-
     def scores(self, samples: Sequence[Sample]) -> Scores:
         """Waits for the scores of `samples`, in this order: those that were added, and others."""
         for sample in samples:

@@ -125,7 +125,7 @@ class WholeSteps(Callback):
         """As `teardown`, which Lightning skips after an exception. The program ends once servers draw no more."""
         self.teardown(trainer, pl_module, "fit")
         if pl_module.explorer.engine.draws_elsewhere:
-            pl_module.explorer.close()
+            pl_module.teardown("fit")
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses half a step; lets an EarlyStopping keep the patience that it is given now."""

@@ -1,7 +1,6 @@
 """A step's completions, drawn in a thread while an earlier step is trained."""
 
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from itertools import chain
+from contextlib import closing
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -9,80 +8,53 @@ from typing import Any
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs
-from grpo_lightning.rewards.results import Tally
-from grpo_lightning.rewards.scorer import Scoring
 from grpo_lightning.types import FinishReason, Prompt, RandomKey, Sample
 
-LOOK_SECONDS = 0.1
-NAMES = ("text", "token_ids", "stop_string", "logp", "versions")  # of a sample, in a checkpoint
+LOOK_SECONDS, END_SECONDS = 0.1, 30.0
+NUMBERS = ("step", "begun", "version")  # of a draw, in a checkpoint
+NAMES = ("text", "token_ids", "stop_string", "logp", "versions")  # of a sample there
 
 
 class Draw(Thread):
-    """The completions of one step on this rank. Its thread makes no collective and reads no weights."""
+    """The completions of one step on this rank. Its thread makes no collective, reads no weights and scores nothing.
 
-    def __init__(self, inputs: SourceInputs, step: int, begun: int, first: int, version: int) -> None:
+    Args:
+        inputs: The run.
+        ids: The questions of the first round, those of all ranks.
+        step: The step that learns from it.
+        begun: The step that began with the weights that it is drawn with.
+        version: `Policy.version` of these weights.
+    """
+
+    def __init__(self, inputs: SourceInputs, ids: range, step: int, begun: int, version: int) -> None:
         # A server that does not answer must not keep the program from ending.
         super().__init__(name="grpo-ahead", daemon=True)
-        self.inputs = inputs
-        self.step, self.first = step, first  # the step that learns from it, and its first question
-        self.begun, self.version = begun, version  # the step that began with its weights, and their `Policy.version`
-        self.rounds: list[tuple[list[Sample], Scoring | None]] = []
-        """Completions of each round, and what has scored them so far; None: nothing, after a resume."""
-        self.whole: Exploration | None = None  # the finished step, where its rounds could not wait
+        self.inputs, self.ids, self.step, self.begun, self.version = inputs, ids, step, begun, version
+        self.rounds: dict[range, list[Sample]] = {}
+        """The completions of each round by its questions."""
+        self.whole: Exploration | None = None  # the scored step, where its further rounds could not wait
         self.is_settled = False  # True once all ranks have waited for it
         self.seconds = self.ended = 0.0  # of the first round; 0 after a resume
-        self._tallies: list[Tally] = []
+        self._prompts = inputs.data.ask(ids)
         self._error: BaseException | None = None
 
-    def begin(self, prompts: list[Prompt], rewards: AbstractContextManager[Any] | None) -> None:
-        """Starts the thread. Rewards score as completions come; with a lock, once all are there, while it is held."""
-        self._prompts, self._rewards = prompts, rewards
-        self.start()
-
     def run(self) -> None:
-        """Draws and scores the first round."""
+        """Draws the first round."""
+        started = perf_counter()
         try:
-            self.draw(self._prompts, self._rewards)
+            self.draw(self.ids, self._prompts)
         except BaseException as error:  # for the thread that waits
             self._error = error
+        self.ended = perf_counter()
+        self.seconds = self.ended - started
 
-    def draw(self, prompts: list[Prompt], rewards: AbstractContextManager[Any] | None = None) -> None:
-        """Draws a round, and scores it as far as rewards score early."""
-        run, started = self.inputs, perf_counter()
-        key, scoring = RandomKey(run.seed, self.step), run.explorer.scorer.begin()
-        with ExitStack() as failed:
-            failed.push(scoring)
-            ended: dict[int, Sample] = {}
-            work = run.policy, prompts, run.group_size, run.sampling, key
-            with closing(run.explorer.sampler.draw(run.explorer.engine, *work)) as drawing:
-                for row, sample in drawing:
-                    ended[row] = sample
-                    if rewards is None:
-                        scoring.add(sample)
-            samples, drawn = [ended[row] for row in sorted(ended)], perf_counter()
-            with rewards or nullcontext():
-                for sample in samples if rewards else ():
-                    scoring.add(sample)
-                scoring.wait()
-                if not self.rounds:  # the same rewards count other scores before the step begins
-                    self.seconds, self.ended, self._tallies = (
-                        drawn - started,
-                        drawn,
-                        [part.tally for part in self._parts],
-                    )
-                    for part in self._parts:
-                        part.tally = Tally()
-            failed.pop_all()
-        self.rounds.append((samples, scoring))
-
-    @property
-    def _parts(self) -> list[Any]:
-        return [part for reward in self.inputs.explorer.scorer.rewards for part in reward.with_parts()]
-
-    def return_tallies(self) -> None:
-        """Gives the rewards the counts of the first round's scores."""
-        for part, tally in zip(self._parts, self._tallies, strict=bool(self._tallies)):
-            part.tally = tally
+    def draw(self, ids: range, prompts: list[Prompt]) -> None:
+        """Draws a round."""
+        run = self.inputs
+        work = run.policy, prompts, run.group_size, run.sampling, RandomKey(run.seed, self.step)
+        with closing(run.explorer.sampler.draw(run.explorer.engine, *work)) as drawing:
+            ended = dict(drawing)
+        self.rounds[ids] = [ended[row] for row in sorted(ended)]
 
     def wait(self) -> None:
         """Waits for the end; raises what went wrong. Signals and another rank's failure are heard meanwhile."""
@@ -91,22 +63,27 @@ class Draw(Thread):
         if self._error is not None:
             raise self._error
 
+    def end(self) -> None:
+        """Waits a while for a thread whose engine was closed: it would draw beside the next run."""
+        if self.is_alive():
+            self.join(END_SECONDS)
+
     def state_dict(self) -> dict[str, Any]:
         """The completions of all ranks as plain values. Every rank must call it."""
-        rounds = [[_packed(sample) for sample in samples] for samples, _ in self.rounds]
-        everyone = [[*chain.from_iterable(parts)] for parts in zip(*ranks.gather(rounds), strict=True)]
-        return {name: getattr(self, name) for name in ("step", "begun", "first", "version")} | {"rounds": everyone}
+        own = [[_packed(sample) for sample in samples] for samples in self.rounds.values()]
+        everyone = [sum(parts, []) for parts in zip(*ranks.gather(own), strict=True)]
+        rounds = [(ids.start, ids.stop, rows) for ids, rows in zip(self.rounds, everyone, strict=True)]
+        return {name: getattr(self, name) for name in NUMBERS} | {"rounds": rounds}
 
     @classmethod
     def from_state(cls, inputs: SourceInputs, state: dict[str, Any]) -> "Draw":
         """The draw that `state_dict` described, for any number of ranks."""
-        draw, data = cls(inputs, *(state[name] for name in ("step", "begun", "first", "version"))), inputs.data
+        rounds = {range(start, stop): rows for start, stop, rows in state["rounds"]}
+        draw = cls(inputs, next(iter(rounds)), *(state[name] for name in NUMBERS))
         draw.is_settled = True
-        for rows in state["rounds"]:
-            ids = sorted({row["id"] for row in rows})  # they were asked one after another
-            prompts = {one.id: one for one in data.ask(range(ids[0], ids[-1] + 1))} if ids else {}
-            mine = sorted((row for row in rows if row["id"] in prompts), key=lambda row: int(row["id"]))
-            draw.rounds.append(([_unpacked(row, prompts[row["id"]]) for row in mine], None))
+        for ids, rows in rounds.items():
+            prompts = inputs.data.ask(ids)
+            draw.rounds[ids] = [_unpacked(row, one) for one in prompts for row in rows if row["id"] == one.id]
         return draw
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs
-from grpo_lightning.plugins.ahead.ahead import Ahead
+from grpo_lightning.plugins.ahead.ahead import VERSION, Ahead
 from grpo_lightning.types import at_least, require
 
 
@@ -17,8 +17,8 @@ class Stream(Ahead):
     `max_staleness` when its first token is drawn, or fewer. Prompts are trained in the order in which they were drawn:
     short completions have no advantage, and nothing is dropped.
 
-    When weights arrive, the servers stop what they draw, read them, and continue it with them. `Sample.versions` says
-    which weights drew each token. Log π_old is what was recorded with it, or `Proximal` with a correction. With
+    When weights arrive, the servers stop what they draw, read them, and continue it with them. The column
+    `version` of the rollouts says which weights drew each token. Log π_old is what was recorded with it, or `Proximal` with a correction. With
     `max_staleness` 1 nothing is drawn when weights arrive: then it is `Ahead`, bit for bit.
 
     Args:
@@ -46,28 +46,22 @@ class Stream(Ahead):
         """As `Ahead.next`; measures how late each token is."""
         exploration = super().next(step)
         if self.depth > 1:
-            lags = [
-                step - self._begun[version]
-                for sample in exploration.samples
-                for version in sample.versions or [exploration.policy_version] * len(sample.token_ids)
-            ]
+            lags = [step - self._begun[int(version)] for version in exploration.rollouts.columns[VERSION]]
             totals, counts, largest = zip(*ranks.gather((sum(lags), len(lags), max(lags, default=0))), strict=True)
             late = {"rollout/lag": sum(totals) / max(1, sum(counts)), "rollout/lag_max": max(largest)}
             exploration.metrics |= late
         return exploration
 
-    def _begin(self, step: int, steps: range) -> None:
+    def _begin(self, step: int, stop: int) -> None:
         """As `Ahead._begin`; notes the step of the weights."""
-        oldest = min([step, *(draw.begun for draw in self._draws)])
-        self._begun = {version: one for version, one in self._begun.items() if one >= oldest - self.depth}
         self._begun[self.inputs.policy.version] = step
-        super()._begin(step, steps)
+        super()._begin(step, stop)
 
     def state_dict(self) -> dict[str, Any]:
         """As `Ahead.state_dict`."""
-        return super().state_dict() | {"begun": [*self._begun.items()]}
+        return super().state_dict() | {"begun": self._begun}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As `Ahead.load_state_dict`."""
         super().load_state_dict(state)
-        self._begun = dict(state.get("begun", [(draw.version, draw.begun) for draw in self._draws]))
+        self._begun = state.get("begun", {draw.version: draw.begun for draw in self._draws})

@@ -13,12 +13,10 @@ from helpers.fast import policy_of as served_policy
 from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, same, scalars
 
 from grpo_lightning import Policy, Proximal, StaleSource, VLLMServerEngine
-from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.ahead.ahead import Ahead
-from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
@@ -65,10 +63,13 @@ def engine_of(kind: str, served: tuple[str, str]) -> dict[str, Any]:
 
 
 def run(folder: Path, source: RolloutSource, options: dict[str, Any], **more: Any) -> Any:
-    """A fit; its weights and the optimizer's states."""
+    """A fit, after which nothing is drawn any more; its weights and the optimizer's states."""
     loop, trainer = {"source": source} | more.pop("loop", {}), {"max_epochs": 20} | more.pop("trainer", {})
     callbacks = [StepCheckpoint()] if trainer.get("enable_checkpointing") else []
-    module = fit(folder, callbacks, loop, trainer, **options, **more)
+    try:
+        module = fit(folder, callbacks, loop, trainer, **options, **more)
+    finally:
+        assert not [thread for thread in threading.enumerate() if thread.name == "grpo-ahead"]
     optimizer: Any = module.optimizers()
     return module.policy.state_dict(), optimizer.state_dict()["state"]
 
@@ -113,13 +114,8 @@ def test_it_is_a_lag_of_one_step(
     assert [*seen["rollout/lag"].values()] == [0] + [1] * (steps - 1)
     assert 0 < max(list(seen["async/overlap"].values())[1:]) <= 1
     assert min(min(found.values()) for name, found in seen.items() if name.startswith("async/")) >= 0
-    assert (
-        max(
-            sum(found.get(step, 0) for name, found in seen.items() if name.startswith("time/fraction"))
-            for step in range(steps)
-        )
-        < 1.01
-    )
+    fractions = [found for name, found in seen.items() if name.startswith("time/fraction")]
+    assert max(sum(found.get(step, 0) for found in fractions) for step in range(steps)) < 1.01
 
 
 def test_further_rounds_of_dynamic_sampling_have_the_weights_of_the_first(tmp_path: Path) -> None:
@@ -162,6 +158,7 @@ class NoLag(Ahead):
     """A mistake: a step's rollouts are drawn when it begins."""
 
     def next(self, step: int) -> Any:
+        self._settle()
         self._draws.clear()
         return super().next(step)
 
@@ -184,13 +181,6 @@ def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path)
         run(tmp_path, AtTheEnd(), {"engine": Elsewhere()}, trainer={"max_epochs": 4})
 
 
-class Late(Digits):
-    """Scores once all are there."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        return super().score(samples)
-
-
 @pytest.mark.parametrize(
     ("options", "loop", "message"),
     [
@@ -199,7 +189,7 @@ class Late(Digits):
             {},
             "PlainEngine draws with what the training computes with. Use model.engine=VLLM",
         ),
-        ({"rewards": [Late()]}, {"dynamic_sampling": DynamicSampling()}, r"these rewards score later: \['late'\]"),
+        ({}, {"dynamic_sampling": DynamicSampling()}, r"these rewards score later: \['digits'\]"),
     ],
 )
 def test_what_cannot_be_drawn_ahead_is_refused_before_the_run(
@@ -210,31 +200,7 @@ def test_what_cannot_be_drawn_ahead_is_refused_before_the_run(
     assert not scalars(tmp_path)
 
 
-class Breaks(Reward):
-    """Breaks in the third step."""
-
-    scores_early = True
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        if samples[0].prompt.id >= 8:
-            raise SystemExit("the scorer is gone")
-        return RewardResult([0.0] * len(samples))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"engine": Elsewhere(fails_at=2)}, "the server is gone"), ({"rewards": [Breaks()]}, "the scorer is gone")],
-    ids=["engine", "reward"],
-)
-def test_a_failure_of_the_thread_stops_the_run_with_its_own_message(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises((RuntimeError, SystemExit), match=message):
-        run(tmp_path, Ahead(), {"engine": Elsewhere(), **options}, trainer={"max_epochs": 5})
+def test_a_failure_of_the_thread_stops_the_run_with_its_own_message(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        run(tmp_path, Ahead(), {"engine": Elsewhere(fails_at=2)}, trainer={"max_epochs": 5})
     assert len(scalars(tmp_path)["rollout/lag"]) == 2
-    assert not [thread for thread in threading.enumerate() if thread.name == "grpo-ahead"]
-
-
-def test_an_engine_is_named_by_what_it_needs() -> None:
-    kinds: list[type[RolloutEngine]] = [VLLMServerEngine, Elsewhere, PlainEngine]
-    assert [kind.draws_elsewhere for kind in kinds] == [True, True, False]
