@@ -1,6 +1,7 @@
 """A step's completions, drawn in a thread while an earlier step is trained."""
 
 from contextlib import closing
+from itertools import chain
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -71,7 +72,7 @@ class Draw(Thread):
     def state_dict(self) -> dict[str, Any]:
         """The completions of all ranks as plain values. Every rank must call it."""
         own = [[_packed(sample) for sample in samples] for samples in self.rounds.values()]
-        everyone = [sum(parts, []) for parts in zip(*ranks.gather(own), strict=True)]
+        everyone = [[*chain.from_iterable(parts)] for parts in zip(*ranks.gather(own), strict=True)]
         rounds = [(ids.start, ids.stop, rows) for ids, rows in zip(self.rounds, everyone, strict=True)]
         return {name: getattr(self, name) for name in NUMBERS} | {"rounds": rounds}
 

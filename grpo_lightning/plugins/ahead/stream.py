@@ -17,9 +17,9 @@ class Stream(Ahead):
     `max_staleness` when its first token is drawn, or fewer. Prompts are trained in the order in which they were drawn:
     short completions have no advantage, and nothing is dropped.
 
-    When weights arrive, the servers stop what they draw, read them, and continue it with them. The column
-    `version` of the rollouts says which weights drew each token. Log π_old is what was recorded with it, or `Proximal` with a correction. With
-    `max_staleness` 1 nothing is drawn when weights arrive: then it is `Ahead`, bit for bit.
+    When weights arrive, the servers stop what they draw, read them, and continue it with them. The column `version`
+    of the rollouts says which weights drew each token. Log π_old is what was recorded with it, or `Proximal` with a
+    correction. With `max_staleness` 1 nothing is drawn when weights arrive: then it is `Ahead`, bit for bit.
 
     Args:
         max_staleness: S, the most steps between the weights that draw a token and those that learn from it.
