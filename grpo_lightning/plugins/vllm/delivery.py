@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,23 +29,25 @@ def fault(engine: RolloutEngine, policy: Policy, push: Callable[[], None], num_p
     The policy's trained matrices are scaled, pushed, and pushed again as they were. `engine` has the weights before
     and after. Each of `num_prompts` prompts is looked at for itself: there may be as many servers.
     """
-    before = drawn(engine, policy, num_prompts)
-    rounding = max(float((one.sampler - one.policy).abs().mean()) for one in before)
+    rollouts = drawn(engine, policy, num_prompts)
+    own = policy(rollouts).logp
+    rounding = max(means(rollouts, rollouts.columns["sampler_logp"] - own))
     for factor in FACTORS:
         with scaled(policy, factor):
-            moved = min(float((policy(one.rollouts).logp - one.policy).abs().mean()) for one in before)
+            moved = min(means(rollouts, policy(rollouts).logp - own))
         if min(ranks.gather(moved)) > FAR * max(ranks.gather(rounding)):
             break
     with scaled(policy, factor):
         push()
-        after = drawn(engine, policy, num_prompts)
-    found = []
-    for one in after:
-        movement = float((one.policy - policy(one.rollouts).logp).abs().mean())
-        gap = float((one.sampler - one.policy).abs().mean())
-        found.append((gap / movement, gap, movement))
-    worst, gap, movement = max(max(ranks.gather(found)))
+        rollouts = drawn(engine, policy, num_prompts)
+        own = policy(rollouts).logp
     push()
+    gaps, movements = (
+        means(rollouts, rollouts.columns["sampler_logp"] - own),
+        means(rollouts, policy(rollouts).logp - own),
+    )
+    found = [(gap / movement, gap, movement) for gap, movement in zip(gaps, movements, strict=True)]
+    worst, gap, movement = max(max(ranks.gather(found)))
     if worst <= NEAR:
         return ""
     return (
@@ -55,27 +56,23 @@ def fault(engine: RolloutEngine, policy: Policy, push: Callable[[], None], num_p
     )
 
 
-@dataclass(slots=True)
-class Drawn:
-    """Completions of a prompt."""
-
-    rollouts: Rollouts
-    sampler: Tensor  # [N] log-probs of the sampler
-    policy: Tensor  # [N] log-probs of the policy
-
-
-def drawn(engine: RolloutEngine, policy: Policy, num_prompts: int) -> list[Drawn]:
+def drawn(engine: RolloutEngine, policy: Policy, num_prompts: int) -> Rollouts:
     """Completions of each of some prompts, which are alike."""
     prompt = [int(id) for id in policy.tokenizer.encode("1 2 3", add_special_tokens=False)][:8] or [0]
     requests = [Request(prompt, id, sample, 0) for id in range(num_prompts) for sample in range(COMPLETIONS)]
-    ended, found = engine.complete(requests, Sampling(TOKENS), RandomKey(0, STEP)), []
-    for first in range(0, len(ended), COMPLETIONS):
-        group = ended[first : first + COMPLETIONS]
-        rollouts = Rollouts.from_lists([prompt], [0] * len(group), [one.token_ids for one in group]).to(policy.device)
-        sampler = sampler_logp([one.logp for one in group])
-        assert sampler is not None
-        found.append(Drawn(rollouts, sampler.to(policy.device), policy(rollouts).logp))
-    return found
+    ended = engine.complete(requests, Sampling(TOKENS), RandomKey(0, STEP))
+    return Rollouts.from_lists(
+        [prompt] * num_prompts,
+        [request.prompt_id for request in requests],
+        [one.token_ids for one in ended],
+        columns={"sampler_logp": sampler_logp([one.logp for one in ended])},
+    ).to(policy.device)
+
+
+def means(rollouts: Rollouts, differences: Tensor) -> list[float]:
+    """The mean size of [N] differences for each prompt."""
+    sizes = rollouts.lengths.reshape(-1, COMPLETIONS).sum(1).tolist()
+    return [float(part.abs().mean()) for part in differences.split(sizes)]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import logging
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -38,10 +38,10 @@ class Fleet:
         self.servers, self.slots = servers, slots
         self.live = [*servers]
         """Those that have the weights, and have not failed since."""
-        self.version = 0
-        """`Policy.version` of the weights."""
+        self.version, self.pushed = 0, ""
+        """`Policy.version` of the weights, and what the servers call them."""
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._load = Counter[Server]()  # completions that each draws
         self._is_held = self._is_closed = False
 
     def close(self) -> None:
@@ -49,12 +49,16 @@ class Fleet:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._hang_up()
+        with self.hung_up():
+            pass
 
-    def _hang_up(self) -> None:
+    @contextmanager
+    def hung_up(self) -> Iterator[None]:
+        """Ends all requests that are under way, and those that begin inside."""
         with ExitStack() as stack:
             for server in self.servers:
                 stack.enter_context(server.hung_up())
+            yield
 
     def hold(self) -> None:
         """Lets no request begin until `release`."""
@@ -63,33 +67,51 @@ class Fleet:
     def drain(self) -> None:
         """Waits for the requests that a pause has ended. One that the server has not begun is hung up."""
         with self._changed:
-            if self._changed.wait_for(lambda: not self._under_way, DRAIN_SECONDS):
+            if self._changed.wait_for(lambda: not self._load.total(), DRAIN_SECONDS):
                 return
-        self._hang_up()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._under_way)
+        with self.hung_up(), self._changed:
+            self._changed.wait_for(lambda: not self._load.total())
 
-    def release(self, live: list[Server], version: int) -> None:
-        """Lets requests begin again, with weights of `version`, which the servers `live` have."""
+    def release(self, live: list[Server], version: int, pushed: str) -> None:
+        """Lets requests begin again: the servers `live` have the weights of `version`, and call them `pushed`."""
+        first = ranks.rank() % len(live)  # ranks begin with different servers
         with self._changed:
-            self.live, self.version, self._is_held = live, version, False
+            self.live = [*live[first:], *live[:first]]
+            self.version, self.pushed, self._is_held = version, pushed, False
             self._changed.notify_all()
 
     @contextmanager
-    def request(self) -> Iterator[int]:
-        """A context in which the weights stay, as far as this process is concerned; yields their version."""
+    def seat(self, size: int, home: Server | None) -> Iterator[tuple[Server, int]]:
+        """Waits for a server with room for `size` completions: `home`, or the one with most. Yields it and the version.
+
+        Inside, the weights stay, as far as this process is concerned.
+        """
+
+        def free() -> Server | None:
+            fits = [one for one in self.live if not self._load[one] or self._load[one] + size <= self.slots]
+            return home if home in fits else min(fits, key=self._load.__getitem__, default=None)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or not self._is_held)
-            if self._is_closed:
+            self._changed.wait_for(lambda: self._is_closed or (not self._is_held and free()))
+            server, version = free(), self.version
+            if self._is_closed or server is None:
                 raise ServerError("the engine was closed")
-            self._under_way += 1
-            version = self.version
+            self._load[server] += size
         try:
-            yield version
+            yield server, version
         finally:
             with self._changed:
-                self._under_way -= 1
+                self._load[server] -= size
                 self._changed.notify_all()
+
+    def check(self, server: Server) -> None:
+        """Raises ServerError where a server has other weights than it was given. For use in a seat."""
+        found = server.get("/weight_info")["weight_version"]
+        if found != self.pushed:
+            raise ServerError(
+                f"{server.url} has other weights (version {found}, expected {self.pushed}): it was started anew, or "
+                "another run uses it"
+            )
 
     def lose(self, server: Server, error: Exception) -> None:
         """Leaves a server out; raises the error if it is the last one."""
@@ -105,103 +127,100 @@ class Fleet:
 
     def draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
         """Lets the servers draw, and yields completions as they end. The calls of a lost server go to the others."""
-        answers: SimpleQueue[tuple[int, Server, int, Any]] = SimpleQueue()
-        waiting, load, homes_of = deque(range(len(drawing.calls))), Counter[Server](), dict[int, Server]()
+        found: SimpleQueue[list[tuple[int, Completion]] | Exception | None] = SimpleQueue()
+        lock, asked = threading.Lock(), set[Server]()
+        homes: dict[int, Server] = {}  # a group stays on one server, which reads its prompt once
 
-        def listen(index: int, server: Server) -> None:
-            version = -1
+        def listen(index: int) -> None:
+            size, prompt = len(drawing.calls[index].rows), drawing.prompt_id(index)
             try:
-                with self.request() as version:
-                    call = drawing.calls[index]
-                    parameters = call.parameters(sampling, drawing.stops.ids)
-                    body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
+                while index in drawing.open:
+                    with self.seat(size, homes.get(prompt)) as (server, version):
+                        homes[prompt] = server
+                        try:
+                            ask(index, server, version)
+                        except Exception as error:
+                            if not drawing.open:  # too late to leave it out
+                                raise
+                            with lock:
+                                drawing.restart(index)
+                            if not self._is_held:  # else it was hung up for new weights
+                                self.lose(server, error)
+                found.put(None)
+            except Exception as error:
+                found.put(error)
+
+        def ask(index: int, server: Server, version: int) -> None:
+            if server not in asked:
+                self.check(server)
+                asked.add(server)
+            call = drawing.calls[index]
+            parameters = call.parameters(sampling, drawing.stops.ids)
+            body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
+            pieces = (
+                server.events(GENERATE, body) if drawing.streams else (one for one in [server.post(GENERATE, body)])
+            )
+            with closing(pieces):
+                for piece in pieces:
+                    take(index, checked(piece, server, vocabulary, drawing, index), version)
+                    if index not in drawing.open:
+                        break
+                else:
+                    raise ServerError(f"{server.url}{GENERATE}: the answer ended early")
+            if not drawing.open:
+                for one in asked & {*self.live}:
+                    self.check(one)
+
+        def take(index: int, pieces: list[tuple[int, list[int], list[float], str | None]], version: int) -> None:
+            for number, token_ids, logp, reason in pieces:
+                is_aborted = reason == ABORTED
+                with lock:
                     if index not in drawing.open:
                         return
-                    if not drawing.streams:
-                        answers.put((index, server, version, server.post(GENERATE, body)))
-                    else:
-                        with closing(server.events(GENERATE, body)) as pieces:
-                            for piece in pieces:
-                                answers.put((index, server, version, piece))
-                                if index not in drawing.open:
-                                    break
-            except Exception as error:
-                answers.put((index, server, version, error))
-            answers.put((index, server, version, None))
+                    ended = drawing.add(index, number, token_ids, logp, None if is_aborted else reason, version)
+                    if is_aborted and not ended:
+                        pool.submit(listen, drawing.carry_on(index, number))
+                found.put(ended)
 
-        def send() -> None:
-            while waiting:
-                first = ranks.rank() % len(self.live)  # ranks begin with different servers
-                free = min([*self.live[first:], *self.live[:first]], key=load.__getitem__)
-                size, prompt = len(drawing.calls[waiting[0]].rows), drawing.prompt_id(waiting[0])
-                # A group stays on one server, which reads its prompt once.
-                homes = [one for one in (homes_of.get(prompt), free) if one in self.live]
-                fits = [one for one in homes if not load[one] or load[one] + size <= self.slots]
-                if not fits:
-                    return
-                server = homes_of[prompt] = fits[0]
-                load[server] += size
-                pool.submit(listen, waiting.popleft(), server)
-
-        pool, is_done = ThreadPoolExecutor(CONNECTIONS, THREADS), False
+        seats = self.slots * len(self.servers) // len(drawing.calls[0].rows)
+        pool, num_ended = ThreadPoolExecutor(min(CONNECTIONS, seats + 1), THREADS), 0
         try:
-            send()
-            while drawing.open:
-                index, server, version, answer = answers.get()
-                ended: list[tuple[int, Completion]] = []
-                if answer is None:
-                    load[server] -= len(drawing.calls[index].rows)
-                    if index in drawing.open:  # in vain
-                        drawing.restart(index)
-                        waiting.appendleft(index)
-                    send()
-                elif index in drawing.open:
-                    try:
-                        if isinstance(answer, Exception):
-                            raise answer
-                        for one in checked(answer, server, vocabulary, drawing, index):
-                            reason = None if one["reason"] == ABORTED else one["reason"]
-                            number, found = one["number"], (one["token_ids"], one["logp"], reason, version)
-                            done = drawing.add(index, number, *found)
-                            if one["reason"] == ABORTED and not done:
-                                waiting.appendleft(drawing.carry_on(index, number))
-                            ended += done
-                    except Exception as error:
-                        if self._is_closed:
-                            raise
-                        # One that was hung up for new weights is asked again.
-                        if version == self.version and not self._is_held:
-                            self.lose(server, error)
-                yield from ended
-            is_done = True
-        finally:
-            # Whatever is still drawn is not wanted.
-            drawing.open.clear()
-            with ExitStack() as stack:
-                for server in () if is_done else self.servers:
-                    stack.enter_context(server.hung_up())
+            for index in range(len(drawing.calls)):
+                pool.submit(listen, index)
+            while num_ended < len(drawing.calls):
+                ended = found.get()
+                if isinstance(ended, Exception):
+                    raise ended
+                num_ended += ended is None
+                yield from ended or ()
+        except BaseException:
+            with lock:
+                drawing.open.clear()  # whatever is still drawn is not wanted
+            with self.hung_up():
                 pool.shutdown(cancel_futures=True)
+            raise
+        pool.shutdown()
 
 
-def checked(answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int) -> list[dict[str, Any]]:
-    """The completions in an answer to a call: number, token_ids, logp and reason of each.
+def checked(
+    answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int
+) -> list[tuple[int, list[int], list[float], str | None]]:
+    """The completions in an answer to a call: number, token ids, log-probs and reason of each.
 
     Raises:
         ServerError: It is something else.
     """
-    count = len(drawing.calls[index].rows)
+    count, found = len(drawing.calls[index].rows), []
     try:
-        found = []
         for one in answer["choices"]:
-            logp = [float(entry["logprob"]) for entry in one["logprobs"]["content"]] if one["token_ids"] else []
-            ids, reason = [int(id) for id in one["token_ids"]], one["finish_reason"]
+            ids, number, reason = [int(id) for id in one["token_ids"]], int(one["index"]), one["finish_reason"]
+            logp = [float(entry["logprob"]) for entry in one["logprobs"]["content"]] if ids else []
             assert len(ids) == len(logp) and all(0 <= id < vocabulary for id in ids)
-            assert all(-math.inf < p < 1e-3 for p in logp)
+            assert all(-math.inf < p < 1e-3 for p in logp) and 0 <= number < count
             assert reason in (None, ABORTED, *FinishReason) and (ids or reason in (None, ABORTED))
-            found.append({"number": int(one["index"]), "token_ids": ids, "logp": logp, "reason": reason})
-        numbers = [one["number"] for one in found]
-        assert all(0 <= number < count for number in numbers)
-        assert drawing.streams or (sorted(numbers) == [*range(count)] and None not in [one["reason"] for one in found])
+            found.append((number, ids, logp, reason))
+        numbers, reasons = [one[0] for one in found], [one[3] for one in found]
+        assert drawing.streams or (sorted(numbers) == [*range(count)] and None not in reasons)
         return found
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         raise ServerError(f"{server.url}{GENERATE}: the answer makes no sense: {str(answer)[:200]}") from error

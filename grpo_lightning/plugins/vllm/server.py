@@ -74,7 +74,6 @@ class VLLMServerEngine(RolloutEngine):
         self.wait = wait
         self._servers = [Server(url, timeout) for url in self.urls]
         self._fleet = Fleet(self._servers, slots)
-        self._pushed = ""  # the version of the weights that the servers have
         self._max_model_len = 0
         self._names_head = False
 
@@ -155,47 +154,42 @@ class VLLMServerEngine(RolloutEngine):
         weights, dtype = iter(named_weights(policy, self._names_head)), compute_dtype(policy)
         # Matrices go in the type that servers compute in: half the bytes under `bf16-mixed`.
         sent = ((name, one.to(dtype) if one.ndim > 1 and one.is_floating_point() else one) for name, one in weights)
-        fleet, failed, problem, pushed = self._fleet, dict[Server, Exception](), "", ""
-        fleet.hold()
+        fleet, failed, problem = self._fleet, dict[Server, Exception](), ""
+        pushed = f"{secrets.token_hex(4)}-{policy.version}"
 
         def bring(ask: Callable[[list[Server]], dict[Server, Exception]]) -> None:
-            failed.update(ask([server for server in self._servers if server not in failed]))
-            if failed and (self.policy is None or len(failed) == len(self._servers)):
-                raise next(iter(failed.values()))
-
-        try:
-            if ranks.rank() == 0:
-                pushed = f"{secrets.token_hex(4)}-{policy.version}"
+            nonlocal problem
+            if ranks.rank() == 0 and not problem:
                 try:
-                    bring(lambda servers: everywhere(servers, self._pause))
-                except ServerError as error:
+                    failed.update(ask([server for server in self._servers if server not in failed]))
+                except (RuntimeError, OSError, SafetensorError) as error:
                     problem = str(error)
+                if failed and (self.policy is None or len(failed) == len(self._servers)):
+                    problem = problem or str(next(iter(failed.values())))
+
+        fleet.hold()
+        try:
+            bring(lambda servers: everywhere(servers, self._pause))
             ranks.gather(None)  # all are paused: what was under way has ended
             fleet.drain()
             ranks.gather(None)
-            if ranks.rank() == 0 and not problem:
-                try:
-                    bring(lambda servers: self.transfer.send(servers, sent))
-                    bring(lambda servers: everywhere(servers, lambda server: _resume(server, pushed)))
-                except (RuntimeError, OSError, SafetensorError) as error:
-                    problem = str(error)
+            bring(lambda servers: self.transfer.send(servers, sent))
+            bring(lambda servers: everywhere(servers, partial(_resume, version=pushed)))
             # Sharded weights are assembled by all ranks together, whatever happened.
             for _ in weights:
                 pass
             for server, why in failed.items():
                 log.warning("%s is left out until the next weights: %s", server.url, why)
-            lost = {server.url for server in failed}
-            problem, self._pushed, lost = ranks.gather((problem, pushed, lost))[0]
+            problem, pushed, lost = ranks.gather((problem, pushed, {server.url for server in failed}))[0]
+            problem = problem and f"the weights were not handed over: {problem}. "
             if problem and self.policy is not None:
-                raise RuntimeError(
-                    f"model.engine=VLLMServerEngine: the weights were not handed over: {problem}. {GO_ON}"
-                )
+                raise RuntimeError(f"model.engine=VLLMServerEngine: {problem}{GO_ON}")
             require(
                 not problem,
-                f"model.engine.urls: the weights were not handed over: {problem}. A server must have the model of "
-                f"model.policy.path. Start it with: {self._command(policy)}",
+                f"model.engine.urls: {problem}A server must have the model of model.policy.path. Start it with: "
+                f"{self._command(policy)}",
             )
-            fleet.release([server for server in self._servers if server.url not in lost], policy.version)
+            fleet.release([one for one in self._servers if one.url not in lost], policy.version, pushed)
         except BaseException:
             fleet.close()
             raise
@@ -217,28 +211,9 @@ class VLLMServerEngine(RolloutEngine):
     def _draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
         """As `generate`."""
         try:
-            for server in [*self._fleet.live]:
-                try:
-                    self._check_weights(server)
-                except ServerError as error:
-                    self._fleet.lose(server, error)
-            asked = [*self._fleet.live]
             yield from self._fleet.draw(drawing, sampling, vocabulary)
-            for server in asked:
-                if server in self._fleet.live:
-                    self._check_weights(server)
         except ServerError as error:
             raise RuntimeError(f"model.engine=VLLMServerEngine: {error}. {GO_ON}") from error
-
-    def _check_weights(self, server: Server) -> None:
-        """Raises ServerError where a server has other weights than it was given."""
-        with self._fleet.request():
-            version, expected = server.get("/weight_info")["weight_version"], self._pushed
-        if version != expected:
-            raise ServerError(
-                f"{server.url} has other weights (version {version}, expected {expected}): it was started anew, or "
-                "another run uses it"
-            )
 
     def close(self) -> None:
         """Ends what is drawn, and the transfer. The servers go on, with the weights that they have."""

@@ -5,17 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from helpers import vllm_server_stand_in, vllm_stand_in
 from helpers.elsewhere import Elsewhere
 from helpers.fast import policy_of
-from helpers.fitting import checkpoint_of, fit, same, scalars
+from helpers.fitting import Steps, checkpoint_of, fit, same, scalars
 from helpers.vllm_server_stand_in import StandIn
 
 from grpo_lightning import Policy, Proximal, TruncatedRatio, VLLMServerEngine
-from grpo_lightning.grpo.step import Step
+from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.ahead.ahead import Ahead
@@ -46,48 +45,32 @@ def served(folder: str, server: StandIn) -> dict[str, Any]:
 
 
 def test_one_step_is_ahead(tmp_path: Path) -> None:
+    trainer = KEPT | {"max_epochs": 20, "limit_val_batches": 1, "check_val_every_n_epoch": 6}
     for name, source in (("ahead", Ahead()), ("stream", Stream(1))):
-        trainer = KEPT | {"max_epochs": 20, "limit_val_batches": 1, "check_val_every_n_epoch": 6}
-        fit(
-            tmp_path / name,
-            [StepCheckpoint(every_n_steps=20)],
-            {"source": source, "mu": 2},
-            trainer,
-            engine=Elsewhere(),
-        )
+        callbacks = [StepCheckpoint(every_n_steps=20)]
+        fit(tmp_path / name, callbacks, {"source": source, "mu": 2}, trainer, engine=Elsewhere())
     assert same(tmp_path / "ahead", tmp_path / "stream")
     assert repr(scalars(tmp_path / "ahead")) == repr(scalars(tmp_path / "stream"))
-
-
-class Seen(L.Callback):
-    """The steps as they are trained."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.steps.append(batch.step)
 
 
 def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
     folder: str, server: StandIn, tmp_path: Path
 ) -> None:
-    seen, staleness, steps = Seen(), 3, 8
+    staleness, steps, rest = 3, 8, 4
     server.seconds_per_token = 0.004
-    fit(
-        tmp_path,
-        [seen, StepCheckpoint(every_n_steps=100)],
-        {"source": Stream(staleness)},
-        {"max_epochs": steps, **KEPT},
-        objective=Objective(correction=TruncatedRatio()),
-        old_policy=Proximal(),
-        **served(folder, server),
-    )
-    ids = [sample.prompt.id for step in seen.steps for sample in step.exploration.samples]
-    assert ids == [id for id in range(4 * steps) for _ in range(4)]
-    mixed = 0
-    for index, step in enumerate(seen.steps):
-        for sample in step.exploration.samples:
+
+    def explorations(end: int, **more: Any) -> list[Exploration]:
+        seen = Steps()
+        callbacks, trainer = [seen, StepCheckpoint(every_n_steps=100)], {"max_epochs": end, **KEPT}
+        objective = {"objective": Objective(correction=TruncatedRatio()), "old_policy": Proximal()}
+        fit(tmp_path, callbacks, {"source": Stream(staleness)}, trainer, **objective, **served(folder, server), **more)
+        return seen.explorations
+
+    explored, mixed = explorations(steps), 0
+    for index, exploration in enumerate(explored):
+        versions = exploration.rollouts.columns["version"].tolist()
+        assert versions == [version for sample in exploration.samples for version in sample.versions or []]
+        for sample in exploration.samples:
             # One update per step: the version is the step that began with it.
             assert sample.versions == sorted(sample.versions or [])
             assert len(sample.versions or []) == len(sample.token_ids)
@@ -99,18 +82,10 @@ def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
     draws = checkpoint_of(tmp_path)["callbacks"]["GRPOLoop"]["source"]["draws"]
     assert [draw["step"] for draw in draws] == [steps, steps + 1, steps + 2]
     # It goes on from there.
-    more = Seen()
-    fit(
-        tmp_path,
-        [more, StepCheckpoint(every_n_steps=100)],
-        {"source": Stream(staleness)},
-        {"max_epochs": steps + 4, **KEPT},
-        ckpt_path="last",
-        **served(folder, server),
-    )
-    ids = [sample.prompt.id for step in more.steps for sample in step.exploration.samples]
-    assert ids == [id for id in range(4 * steps, 4 * (steps + 4)) for _ in range(4)]
-    assert more.steps[0].exploration.samples[0].token_ids == draws[0]["rounds"][0][0]["token_ids"]
+    explored += explorations(steps + rest, ckpt_path="last")
+    assert explored[steps].samples[0].token_ids == draws[0]["rounds"][0][2][0]["token_ids"]
+    ids = [sample.prompt.id for exploration in explored for sample in exploration.samples]
+    assert ids == [id for id in range(4 * (steps + rest)) for _ in range(4)]
 
 
 @pytest.mark.parametrize(
