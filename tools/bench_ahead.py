@@ -34,7 +34,16 @@ from grpo_lightning.training.data import TaskData
 SIZES = {"sampling": (1, 2, 192), "balanced": (2, 2, 96), "training": (8, 4, 16)}
 """Prompts, completions of each, and tokens of each, by the half that is to be the slower one."""
 
-COLUMNS = ("slower half", "in turns", "sampling", "training", "ahead", "ahead by the slower half", "load")
+COLUMNS = ("slower half", "in turns", "sampling", "weights", "training", "ahead", "by the slower half", "gain", "load")
+
+
+class Timed(VLLMServerEngine):
+    """Notes the seconds in which weights are brought: part of sampling in turns, and beside nothing ahead."""
+
+    def sync(self, policy: Policy) -> None:
+        started = time.perf_counter()
+        super().sync(policy)
+        self.seconds = [*getattr(self, "seconds", []), time.perf_counter() - started]
 
 
 class Clock(L.Callback):
@@ -50,10 +59,10 @@ class Clock(L.Callback):
             self.steps.append((now, float(trainer.callback_metrics.get("time/explore", 0.0))))
 
 
-def measure(arguments: argparse.Namespace, size: str, source: RolloutSource) -> tuple[float, float]:
-    """Median seconds of a step, and of its sampling."""
+def measure(arguments: argparse.Namespace, size: str, source: RolloutSource) -> tuple[float, float, float]:
+    """Median seconds of a step, of its sampling, and of bringing weights."""
     prompts, group_size, tokens = SIZES[size]
-    engine, clock = VLLMServerEngine([arguments.url], timeout=600), Clock()
+    engine, clock = Timed([arguments.url], timeout=600), Clock()
     rate: Any = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True)  # noqa: E731
     policy = Policy(arguments.model, compute=Fast(products="auto"))
     module = GRPOModule(policy, [RandomReward()], engine, Sampling(max_new_tokens=tokens), optimizer=rate)
@@ -62,7 +71,7 @@ def measure(arguments: argparse.Namespace, size: str, source: RolloutSource) -> 
     settings: Any = {"accelerator": "cpu", "max_epochs": arguments.steps, "limit_val_batches": 0, **off}
     L.Trainer(callbacks=[clock, loop], **settings).fit(module, datamodule=TaskData(Arithmetic(sentence=True)))
     whole, sampling = zip(*clock.steps, strict=True)
-    return statistics.median(whole), statistics.median(sampling)
+    return statistics.median(whole), statistics.median(sampling), statistics.median(engine.seconds[2:])
 
 
 def main() -> None:
@@ -77,10 +86,10 @@ def main() -> None:
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for size in arguments.sizes:
         for _ in range(arguments.repeats):
-            turns, sampling = measure(arguments, size, Synchronous())
-            ahead, _none = measure(arguments, size, Ahead())
-            slower = max(sampling, turns - sampling)
-            row = [turns, sampling, turns - sampling, ahead, ahead / slower, os.getloadavg()[0]]
+            turns, sampling, weights = measure(arguments, size, Synchronous())
+            ahead = measure(arguments, size, Ahead())[0]
+            slower, load = max(sampling, turns - sampling), os.getloadavg()[0]
+            row = [turns, sampling, weights, turns - sampling, ahead, ahead / slower, turns / ahead, load]
             print(f"| {size} | {' | '.join(f'{one:.2f}' for one in row)} |", flush=True)
 
 

@@ -68,10 +68,10 @@ class Ahead(Synchronous):
         exploration.seconds["wait"] = wait
         exploration.metrics["rollout/lag"] = step - draw.begun
         if draw.ended:  # after a resume nobody has waited
-            seconds, waited, idle = zip(*ranks.gather((draw.seconds, self._waited, idle)), strict=True)
+            seconds, waited, idles = zip(*ranks.gather((draw.seconds, self._waited, idle)), strict=True)
             exploration.metrics |= {
                 "async/wait_rollouts": max(waited),
-                "async/wait_trainer": min(idle),
+                "async/wait_trainer": min(idles),
                 "async/overlap": 1 - min(1.0, max(waited) / max(seconds)),
             }
         self._waited = 0.0

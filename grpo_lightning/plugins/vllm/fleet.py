@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from queue import SimpleQueue
@@ -24,6 +24,9 @@ THREADS = "grpo-vllm"  # how the names of the threads begin that wait for answer
 GENERATE = "/inference/v1/generate"
 ABORTED = "abort"  # the reason of a completion that a pause has ended
 DRAIN_SECONDS = 2.0  # in which an aborted request answers; one that the server has not begun does not
+
+Part = tuple[int, list[int], list[float], str | None]
+"""Of an answer: the completion's number in its call, token ids, log-probs, and why it ended."""
 
 
 class Fleet:
@@ -157,10 +160,7 @@ class Fleet:
             call = drawing.calls[index]
             parameters = call.parameters(sampling, drawing.stops.ids)
             body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
-            pieces = (
-                server.events(GENERATE, body) if drawing.streams else (one for one in [server.post(GENERATE, body)])
-            )
-            with closing(pieces):
+            with closing(server.events(GENERATE, body) if drawing.streams else once(server, body)) as pieces:
                 for piece in pieces:
                     take(index, checked(piece, server, vocabulary, drawing, index), version)
                     if index not in drawing.open:
@@ -171,8 +171,8 @@ class Fleet:
                 for one in asked & {*self.live}:
                     self.check(one)
 
-        def take(index: int, pieces: list[tuple[int, list[int], list[float], str | None]], version: int) -> None:
-            for number, token_ids, logp, reason in pieces:
+        def take(index: int, parts: list[Part], version: int) -> None:
+            for number, token_ids, logp, reason in parts:
                 is_aborted = reason == ABORTED
                 with lock:
                     if index not in drawing.open:
@@ -202,15 +202,14 @@ class Fleet:
         pool.shutdown()
 
 
-def checked(
-    answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int
-) -> list[tuple[int, list[int], list[float], str | None]]:
-    """The completions in an answer to a call: number, token ids, log-probs and reason of each.
+def once(server: Server, body: dict[str, Any]) -> Generator[Any, None, None]:
+    """Yields the whole answer."""
+    yield server.post(GENERATE, body)
 
-    Raises:
-        ServerError: It is something else.
-    """
-    count, found = len(drawing.calls[index].rows), []
+
+def checked(answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int) -> list[Part]:
+    """The completions in an answer to a call; raises ServerError if it is something else."""
+    count, found = len(drawing.calls[index].rows), list[Part]()
     try:
         for one in answer["choices"]:
             ids, number, reason = [int(id) for id in one["token_ids"]], int(one["index"]), one["finish_reason"]
