@@ -31,7 +31,7 @@ from grpo_lightning import (
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.training.data import TaskData
 
-SIZES = {"sampling": (1, 2, 192), "balanced": (2, 2, 96), "training": (8, 4, 16)}
+SIZES = {"sampling": (2, 2, 128), "balanced": (8, 8, 48), "training": (8, 8, 12)}
 """Prompts, completions of each, and tokens of each, by the half that is to be the slower one."""
 
 COLUMNS = ("slower half", "in turns", "sampling", "weights", "training", "ahead", "by the slower half", "gain", "load")

@@ -17,6 +17,8 @@ from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.ahead.ahead import Ahead
+from grpo_lightning.plugins.inspect import read
+from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
@@ -140,6 +142,18 @@ def test_a_resumed_run_has_what_was_drawn(loop: dict[str, Any], tmp_path: Path) 
     (drawn,) = checkpoint_of(tmp_path / "cut")["callbacks"]["GRPOLoop"]["source"]["draws"]
     assert (drawn["step"], drawn["begun"], drawn["version"]) == (4, 3, 3)
     assert len(drawn["rounds"][0][2]) == 16
+
+
+def test_the_inspector_has_the_version_of_each_token(tmp_path: Path) -> None:
+    fit(tmp_path, [Inspector(every_n_steps=1)], {"source": Ahead()}, {"max_epochs": 4}, engine=Elsewhere())
+    versions = {
+        record.step: {*one.tokens.columns["version"].tolist()}
+        for record in read(tmp_path)
+        for group in record.groups
+        if group.kind == "train"
+        for one in group.completions
+    }
+    assert versions == {1: {0.0}, 2: {0.0}, 3: {1.0}, 4: {2.0}}
 
 
 # What can go wrong

@@ -47,7 +47,7 @@ def policy(folder: str) -> Policy:
 
 @pytest.fixture
 def engine(servers: list[StandIn], policy: Policy) -> Iterator[VLLMServerEngine]:
-    engine = VLLMServerEngine([server.url for server in servers], timeout=20)
+    engine = VLLMServerEngine([server.url for server in servers], timeout=200)
     engine.check(policy, Sampling(24))
     engine.sync(policy)
     yield engine
