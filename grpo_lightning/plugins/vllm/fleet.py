@@ -84,24 +84,26 @@ class Fleet:
             self._changed.notify_all()
 
     @contextmanager
-    def seat(self, size: int, home: Server | None) -> Iterator[tuple[Server, int]]:
-        """Waits for a server with room for `size` completions: `home`, or the one with most. Yields it and the version.
+    def seat(self, size: int, prompt: int, homes: dict[int, Server]) -> Iterator[tuple[Server, int]]:
+        """Waits for a server with room for `size` completions. Yields it, and the version of the weights, which stay.
 
-        Inside, the weights stay, as far as this process is concerned.
+        It is the prompt's of `homes`, which has read it, or else the one with most room.
         """
 
         def free() -> Server | None:
             fits = [one for one in self.live if not self._load[one] or self._load[one] + size <= self.slots]
+            home = homes.get(prompt)
             return home if home in fits else min(fits, key=self._load.__getitem__, default=None)
 
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or (not self._is_held and free()))
-            server, version = free(), self.version
+            server = free()
             if self._is_closed or server is None:
                 raise ServerError("the engine was closed")
+            homes[prompt] = server
             self._load[server] += size
         try:
-            yield server, version
+            yield server, self.version
         finally:
             with self._changed:
                 self._load[server] -= size
@@ -132,14 +134,13 @@ class Fleet:
         """Lets the servers draw, and yields completions as they end. The calls of a lost server go to the others."""
         found: SimpleQueue[list[tuple[int, Completion]] | Exception | None] = SimpleQueue()
         lock, asked = threading.Lock(), set[Server]()
-        homes: dict[int, Server] = {}  # a group stays on one server, which reads its prompt once
+        homes = dict[int, Server]()
 
         def listen(index: int) -> None:
             size, prompt = len(drawing.calls[index].rows), drawing.prompt_id(index)
             try:
                 while index in drawing.open:
-                    with self.seat(size, homes.get(prompt)) as (server, version):
-                        homes[prompt] = server
+                    with self.seat(size, prompt, homes) as (server, version):
                         try:
                             ask(index, server, version)
                         except Exception as error:

@@ -7,7 +7,7 @@ from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.paths import ROOT
 from helpers.programs import programs
 
-ELSEWHERE = ("--model.engine=helpers.elsewhere.Elsewhere", "--model.engine.seconds=0.1")
+ELSEWHERE = ("--model.engine=helpers.elsewhere.Elsewhere", "--model.engine.seconds=0.1", "--model.policy.dropout=false")
 
 
 @pytest.fixture

@@ -138,6 +138,7 @@ def test_a_group_stays_on_one_server_and_all_servers_draw(
     engine.sync(policy)
     for server in servers:
         server.prompts.clear()
+        server.seconds_per_token = 0.02  # so that none has ended before all have begun
     draw(engine, policy, length=6)
     draw(engine, policy, length=6, stop=["a"])
     seen = [{tuple(prompt) for prompt in server.prompts} for server in servers]
@@ -146,6 +147,7 @@ def test_a_group_stays_on_one_server_and_all_servers_draw(
     assert [len(server.prompts) for server in servers] == [3 + 12, 2 + 8]
     # The next rank begins with the next server.
     monkeypatch.setattr("grpo_lightning.ranks.rank", lambda: 1)
+    engine._fleet.release(engine._servers, policy.version, engine._fleet.pushed)
     draw(engine, policy, Request.from_prompts(PROMPTS[:1], 4), length=6)
     assert [len(server.prompts) for server in servers] == [15, 10 + 1]
     engine.close()
