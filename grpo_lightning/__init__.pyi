@@ -78,6 +78,8 @@ from grpo_lightning.maths.weightings import TokenMean as TokenMean
 from grpo_lightning.maths.weightings import TokenWeighting as TokenWeighting
 from grpo_lightning.maths.weightings import Unweighted as Unweighted
 from grpo_lightning.plugins import inspect as inspect
+from grpo_lightning.plugins.ahead.ahead import Ahead as Ahead
+from grpo_lightning.plugins.ahead.stream import Stream as Stream
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark as Benchmark
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer

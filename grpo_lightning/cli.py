@@ -46,7 +46,7 @@ refused_argument = optional("plugins.mistakes.options:refused_argument") or Usag
 """From an exception to its message, and to the user's mistake behind it."""
 
 PLUGINS = (
-    *("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale"),
+    *("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale", "ahead"),
     *("orders", "demonstrations", "reasoning_gym", "vllm"),
 )
 FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))

@@ -117,6 +117,7 @@ class Completion:
     logp: list[float] | None  # [R] log-prob in nats of each id under the distribution it was drawn from; None: unknown
     finish_reason: FinishReason
     stop_string: str = ""  # the one of `Sampling.stop` that its last token completed, if any
+    versions: list[int] | None = None  # [R] `Policy.version` of the weights that drew each id; None: all the engine's
 
     @property
     def written(self) -> list[int]:
@@ -172,6 +173,7 @@ class Sample:
     stop_string: str = ""  # as in `Completion`
     conversation: Conversation | None = None  # the turns, where there is an environment
     logp: list[float] | None = None  # [R] as in `Completion`; of a conversation its pieces have them
+    versions: list[int] | None = None  # [R] as in `Completion`
 
     @property
     def failed(self) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import lightning as L
 import pytest
+from helpers.elsewhere import ScriptedElsewhere
 from helpers.fast import fit, policy_of
-from helpers.fitting import Digits, Echo
+from helpers.fitting import Digits, Echo, scalars
 from helpers.guessing import Once
 from helpers.paths import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,6 +16,7 @@ from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Pro
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
+from grpo_lightning.plugins.ahead.stream import Stream
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.display.completions import SampledCompletions
 from grpo_lightning.plugins.learned.reward import LearnedReward
@@ -80,9 +82,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
     data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
     fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
+    elsewhere = ScriptedElsewhere(lambda request, text: "7a3b9c"[: 1 + request.sample])
+    fit(folder / "ahead", [], {"source": Stream(2)}, {"max_epochs": 2}, engine=elsewhere, old_policy=Proximal())
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()
+    tags["scalars"] += scalars(folder / "ahead", without=())
     texts = [name.removesuffix("/text_summary") for name in tags["tensors"]]
     return {*tags["scalars"], *tags["histograms"], *texts}
 
@@ -103,7 +108,7 @@ READING = (ROOT / "docs" / "reading_a_run.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_of_the_page_on_reading_a_run_is_documented():
-    named = set(re.findall(r"`((?:reward|rollout|policy|optim|time|val|update)/[^`]+)`", READING))
+    named = set(re.findall(r"`((?:reward|rollout|policy|optim|time|async|val|update)/[^`]+)`", READING))
     filled = {"<name>": "verifier", "<status>": "ok", "<rule>": "KLAbove"}
     logged = {re.sub("<[a-z]+>", lambda found: filled[found[0]], name) for name in named}
     assert len(named) >= 30

@@ -27,6 +27,10 @@ class RolloutEngine(ABC):
     """True if it decodes with the policy's own weights, which are then whole on every rank while it generates.
 
     An engine with weights of its own copies them in `sync`, and finds whole weights only there."""
+    draws_elsewhere: ClassVar[bool] = False
+    """True if `generate` needs nothing of this process but a thread that waits: it may run while the policy learns."""
+    renews_midway: ClassVar[bool] = False
+    """True if `sync` may be called meanwhile: what is being drawn goes on with the new weights."""
     gathers_weights: ClassVar[bool] = False
     """True if its `sync` assembles sharded weights itself, with `named_weights`: then no rank holds all of them."""
     gap_causes: ClassVar[str] = ""
@@ -37,6 +41,8 @@ class RolloutEngine(ABC):
     """The policy of the last `sync`."""
     version: int | None = None
     """`Policy.version` at the last `sync`; None before. An engine that loses its weights sets it to None."""
+    first_gap: float | None = None
+    """Mean gap of its log-probs to the policy's when they were first compared: what rounding makes."""
 
     _is_awake: bool = False
 

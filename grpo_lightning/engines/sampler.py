@@ -31,7 +31,10 @@ class Sampler(ABC):
         sampling: Sampling,
         key: RandomKey,
     ) -> Drawn:
-        """Yields the index of each of `group_size` samples per prompt, and the sample, as soon as it has ended."""
+        """Yields the index of each of `group_size` samples per prompt, and the sample, as soon as it has ended.
+
+        Nothing is yielded, and the engine is not asked, where there are no prompts.
+        """
 
     @abstractmethod
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
@@ -58,10 +61,15 @@ class SingleTurn(Sampler):
         key: RandomKey,
     ) -> Drawn:
         """As `Sampler.draw`."""
+        if not prompts:
+            return
         with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as drawn:
             for row, one in drawn:
                 prompt, text = prompts[row // group_size], text_of(one, policy.tokenizer)
-                yield row, Sample(prompt, text, one.token_ids, one.finish_reason, one.stop_string, logp=one.logp)
+                made = Sample(
+                    prompt, text, one.token_ids, one.finish_reason, one.stop_string, None, one.logp, one.versions
+                )
+                yield row, made
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
         """As `Sampler.rollouts`."""

@@ -66,6 +66,7 @@ class Explorer:
     engine: RolloutEngine  # draws the completions
     scorer: Scorer
     sampler: Sampler = field(default_factory=SingleTurn)  # makes samples of what the engine draws
+    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)  # waits for draws ahead
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""
@@ -87,14 +88,13 @@ class Explorer:
         Every rank must call it, even without prompts: sharded weights are gathered for it.
         """
         samples: dict[int, Sample] = {}
-        with self.engine.ready(policy):
-            if not prompts:
-                return []
-            with closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as drawn:
-                for row, sample in drawn:
-                    samples[row] = sample
-                    for listener in listeners:
-                        listener(sample)
+        work = policy, prompts, group_size, sampling, key
+        self.settle()
+        with self.engine.ready(policy), closing(self.sampler.draw(self.engine, *work)) as drawn:
+            for row, sample in drawn:
+                samples[row] = sample
+                for listener in listeners:
+                    listener(sample)
         return [samples[row] for row in range(len(prompts) * group_size)]
 
     def explore(

@@ -273,6 +273,7 @@ class GRPOModule(EvaluatingModule):
         """Closes the engine, the rewards and the environment."""
         super().teardown(stage)
         self.explorer.close()
+        self.explorer.settle()
         for evaluation in self.evaluations.values():
             evaluation.explorer.sampler.close()
             evaluation.scorer.close()

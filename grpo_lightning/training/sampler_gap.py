@@ -18,6 +18,7 @@ from grpo_lightning.types import UsageError
 LOGP_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1.0, torch.bfloat16: 1.0}
 """Gap of one token in nats beyond which the run warns, by the type of the products. In bfloat16 0.3 is usual."""
 MEAN_FRACTION = 0.12  # of the above: mean gap beyond which an engine with its own weights stops the run, 3 x measured
+ALARM, ALARM_FLOOR = 5.0, 0.01  # times the first mean gap, and of the tolerance: beyond both, weights are old
 FAR_FRACTION = 0.01  # of tokens off by over 1 nat beyond which it stops too: a router may send some to another expert
 
 
@@ -78,6 +79,13 @@ class SamplerGap(Watcher):
                 f"over 1 nat, {when} {MEAN_FRACTION * tolerance:.2g} and {FAR_FRACTION:.0%}): {which}, or use "
                 f"model.engine=NativeEngine{causes}"
             )
+        if mismatch is not None and not engine.shares_weights:
+            engine.first_gap = first = mean if engine.first_gap is None else engine.first_gap
+            if mean > max(ALARM * first, ALARM_FLOOR * tolerance):
+                raise UsageError(
+                    f"model.engine={type(engine).__name__}: {differ} {mean:.2g} nats on average, after {first:.2g} at "
+                    f"first (expected: at most {ALARM:g} times as much): its weights fall behind. See policy/logp_gap"
+                )
         if gap > tolerance:
             rank_zero_warn(f"{differ} up to {gap:.2g} {when} {tolerance:g}): perhaps {which}")
         return metrics | {"policy/logp_gap": gap}

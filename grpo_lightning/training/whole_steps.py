@@ -121,9 +121,11 @@ class WholeSteps(Callback):
         self._lent.close()
         internals.save_after_steps(self._savers, False)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """As `teardown`, which Lightning skips after an exception."""
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """As `teardown`, which Lightning skips after an exception. The program ends once servers draw no more."""
         self.teardown(trainer, pl_module, "fit")
+        if pl_module.explorer.engine.draws_elsewhere:
+            pl_module.teardown("fit")
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses half a step; lets an EarlyStopping keep the patience that it is given now."""

@@ -268,27 +268,30 @@ def grouped(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def scalars(folder: Path | str) -> dict[str, dict[int, float]]:
+CLOCK = ("time/", "perf/", "async/")
+
+
+def scalars(folder: Path | str, without: tuple[str, ...] = CLOCK) -> dict[str, dict[int, float]]:
     """Every scalar in a run's event files by name and step; what several files say of a step must agree.
 
-    Those of the clock, under time/ and perf/, are left out.
+    Those of the clock are left out.
     """
     found: dict[str, dict[int, float]] = {}
-    for name, all_points in points(folder).items():
+    for name, all_points in points(folder, without).items():
         for step, value in all_points:
             seen = found.setdefault(name, {}).setdefault(step, value)
             assert seen == value or (math.isnan(seen) and math.isnan(value)), f"{name} at {step}: {seen} and {value}"
     return found
 
 
-def points(folder: Path | str) -> dict[str, list[tuple[int, float]]]:
+def points(folder: Path | str, without: tuple[str, ...] = CLOCK) -> dict[str, list[tuple[int, float]]]:
     """As `scalars`, with every point of a step: validations between its updates stand at the same x."""
     found: dict[str, list[tuple[int, float]]] = {}
     for file in sorted(Path(folder).glob("events.out.tfevents.*")):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0})
         events.Reload()
         for name in events.Tags()["scalars"]:
-            if not name.startswith(("time/", "perf/")):
+            if not name.startswith(without):
                 found.setdefault(name, []).extend((event.step, event.value) for event in events.Scalars(name))
     return found
 

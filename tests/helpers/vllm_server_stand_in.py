@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,6 +50,9 @@ class StandIn:
         self.refusals: dict[str, tuple[int, Any]] = {}
         """Status and body by path, for a server that fails; status 0 closes the connection without an answer."""
         self.delay = 0.0
+        self.seconds_per_token = 0.0
+        self.spoils: Callable[[Any], Any] = lambda answer: answer
+        """What becomes of an answer with completions."""
         self.lock = threading.Lock()
         self.http: Any = None
 
@@ -92,7 +95,8 @@ class StandIn:
 
     def generate(self, body: Any) -> Iterator[Any]:
         """Pieces of the answer; without streaming only the last one counts."""
-        assert not self.paused
+        while self.paused:  # new requests wait
+            time.sleep(0.01)
         kind = RequestOutputKind.DELTA if body["stream"] else RequestOutputKind.FINAL_ONLY
         params = SamplingParams(**body["sampling_params"], flat_logprobs=True, skip_clone=True, output_kind=kind)
         prompt = body["token_ids"]
@@ -101,6 +105,10 @@ class StandIn:
         while any(child.finish_reason is None for child in children):
             for child in children:
                 if child.finish_reason is None:
+                    time.sleep(self.seconds_per_token)
+                    if self.paused:
+                        child.finish_reason = "abort"
+                        continue
                     with self.lock:
                         self.engine.draw(child)
                     if body["stream"]:
@@ -166,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         pieces = self.stand_in.generate(body)
         if not body["stream"]:
-            self.answer(200, list(pieces)[-1])
+            self.answer(200, self.stand_in.spoils(list(pieces)[-1]))
             return
         self.send_response(200)
         self.end_headers()

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.plugins.inspect.configs import earlier, flat, merged, shown
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
@@ -74,6 +75,8 @@ class FirstLook(Callback):
         """Writes the layout into every TensorBoard log, on rank 0."""
         assert isinstance(pl_module, GRPOModule)
         titled = charts(pl_module, validates=bool(trainer.limit_val_batches))
+        if GRPOLoop.find(trainer).source.is_late and pl_module.explorer.engine.draws_elsewhere:
+            titled |= {"seconds waited": ["async/wait_rollouts", "async/wait_trainer"], "overlap": ["async/overlap"]}
         layout = {title: ["Multiline", [f"^{re.escape(name)}$" for name in names]] for title, names in titled.items()}
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, TensorBoardLogger):

@@ -130,6 +130,7 @@ class Inspector(Callback, Observer):
     def _looking(self) -> Iterator[None]:
         """Eval mode without gradients, on the clock; random states and counts of failed rewards stay."""
         started = perf_counter()
+        self._module.explorer.settle()
         parts = [part for reward in self._module.evaluation.scorer.rewards for part in reward.with_parts()]
         tallies = [deepcopy(part.tally) for part in parts]
         with isolate_rng(), self._module.evaluating():

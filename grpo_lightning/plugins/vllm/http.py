@@ -117,10 +117,19 @@ class Server:
             connection.close()
 
 
-def everywhere(servers: Sequence[Server], ask: Callable[[Server], object]) -> None:
-    """Asks all servers at once; raises what the first of them raised."""
-    with ThreadPoolExecutor(len(servers)) as pool:
-        list(pool.map(ask, servers))
+def everywhere(servers: Sequence[Server], ask: Callable[[Server], object]) -> dict[Server, Exception]:
+    """Asks all servers at once; returns what those raised that did not do it."""
+
+    def answer(server: Server) -> Exception | None:
+        try:
+            ask(server)
+        except Exception as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:
+        found = zip(servers, pool.map(answer, servers), strict=True)
+        return {server: error for server, error in found if error is not None}
 
 
 def _reason(text: bytes) -> str:

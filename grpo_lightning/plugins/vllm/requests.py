@@ -1,7 +1,7 @@
 """What vLLM is asked for, and what becomes of its answers: the same in this process and over HTTP."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,14 @@ class Call:
     token_ids: list[int]
     seed: int | None
     rows: list[list[int]]  # for each of the request's completions the indices of the requests that it is for
+    drawn: int = 0  # tokens at the end of `token_ids` that were drawn before
 
     def parameters(self, sampling: Sampling, stop_ids: Set[int]) -> dict[str, Any]:
         """Arguments of `vllm.SamplingParams`."""
         return {
             "n": len(self.rows),
             "seed": self.seed,
-            "max_tokens": sampling.max_new_tokens,
+            "max_tokens": sampling.max_new_tokens - self.drawn,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
@@ -97,32 +98,65 @@ class Drawing:
             f"{setting[0]}={limit}: a prompt with sampling.max_new_tokens={sampling.max_new_tokens} has {longest} "
             f"tokens; {setting[1]}, or lower sampling.max_new_tokens",
         )
+        self._requests, self._key = requests, key
         self.stops = StopStrings(policy, sampling.stop)
         self.streams = bool(self.stops.strings)  # completions that are searched for strings come piece by piece
         self.calls = calls_of(requests, sampling, key, together=not self.streams)
         # The completions that each call has still to end, by the call's index; calls that have ended are gone.
         self.open = {index: len(call.rows) for index, call in enumerate(self.calls)}
-        self._drawn: dict[int, tuple[list[int], list[float]]] = {}
+        self._drawn: dict[int, tuple[list[int], list[float], list[int]]] = {}
+
+    def prompt_id(self, index: int) -> int:
+        """The prompt of a call."""
+        return self._requests[self.calls[index].rows[0][0]].prompt_id
 
     def add(
-        self, index: int, number: int, token_ids: Sequence[int], logp: Sequence[float], reason: str | None
+        self,
+        index: int,
+        number: int,
+        token_ids: Sequence[int],
+        logp: Sequence[float],
+        reason: str | None,
+        version: int | None = None,
     ) -> list[tuple[int, Completion]]:
         """Adds tokens to a completion. Returns it, for every request that it stands for, if they end it.
 
         `index` is that of the call, `number` that of the completion in it. `reason` is None where vLLM goes on.
         """
         rows = self.calls[index].rows[number]
-        ids, logps = self._drawn.setdefault(rows[0], ([], []))
+        ids, logps, versions = self._drawn.setdefault(rows[0], ([], [], []))
         seen = len(ids) // CHECK_EVERY * CHECK_EVERY
         ids += token_ids
         logps += logp
+        versions += [] if version is None else [version] * len(token_ids)
         if reason is None and (len(ids) < seen + CHECK_EVERY or self.stops.first_end(ids, seen) is None):
             return []
         if reason not in (None, *FinishReason):
             raise RuntimeError(f"vLLM ended a completion because of {reason!r}")
         del self._drawn[rows[0]]
+        self._end(index)
+        completion = self.stops.cut(Completion(ids, logps, FinishReason(reason or "length")))
+        completion.versions = versions[: len(completion.token_ids)] or None
+        return [(row, completion) for row in rows]
+
+    def _end(self, index: int) -> None:
         self.open[index] -= 1
         if not self.open[index]:
             del self.open[index]
-        completion = self.stops.cut(Completion(ids, logps, FinishReason(reason or "length")))
-        return [(row, completion) for row in rows]
+
+    def carry_on(self, index: int, number: int) -> int:
+        """The index of a call of its own for the rest of a completion, with random numbers of its position."""
+        call, rows = self.calls[index], self.calls[index].rows[number]
+        request, ids = self._requests[rows[0]], self._drawn.setdefault(rows[0], ([], [], []))[0]
+        rest = replace(request, token_ids=[*request.token_ids, *ids], position=request.position + len(ids))
+        seed = None if call.seed is None else seeds_of([rest], self._key)[0]
+        self.calls.append(Call(rest.token_ids, seed, [rows], len(ids)))
+        self._end(index)
+        self.open[len(self.calls) - 1] = 1
+        return len(self.calls) - 1
+
+    def restart(self, index: int) -> None:
+        """Forgets what a call has drawn: it will be asked again."""
+        for rows in self.calls[index].rows:
+            for numbers in self._drawn.get(rows[0], ()):
+                del numbers[self.calls[index].drawn :]

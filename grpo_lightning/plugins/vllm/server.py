@@ -1,11 +1,10 @@
 """An engine for large models: vLLM on GPUs or nodes of its own, over HTTP."""
 
+import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from queue import SimpleQueue
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,6 +14,8 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
+from grpo_lightning.plugins.vllm.delivery import fault
+from grpo_lightning.plugins.vllm.fleet import GENERATE, Fleet
 from grpo_lightning.plugins.vllm.http import Server, ServerError, everywhere
 from grpo_lightning.plugins.vllm.named_weights import named_weights
 from grpo_lightning.plugins.vllm.requests import Drawing, dtype_of
@@ -22,9 +23,9 @@ from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request, UsageError, at_least, require
 
-CONNECTIONS = 512  # requests of one rank that wait for answers at once
-THREADS = "grpo-vllm"  # how the names of the threads begin that wait for answers
-GENERATE = "/inference/v1/generate"
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS = 5.0  # in which a server that was lost must answer, to be asked again
 SETTINGS = "/server_info?config_format=json"
 GO_ON = "Start the server again and continue with --ckpt_path last"
 
@@ -33,8 +34,9 @@ class VLLMServerEngine(RolloutEngine):
     """Decodes with `vllm serve` on other GPUs or nodes, whose weights are renewed after every update.
 
     Take it where a model does not fit beside the training, or where sampling gets GPUs of its own. The servers are
-    plain vLLM: docs/vllm.md has the line that starts one. Prompts are distributed over the servers, and a group stays
-    on one. With several ranks each asks all servers, and rank 0 brings the weights. A server belongs to one run.
+    plain vLLM: docs/vllm.md has the line that starts one. A prompt goes to the server with most free slots, and its
+    group stays there. With several ranks each asks all servers, and rank 0 brings the weights. A server belongs to one
+    run. One that dies, hangs or answers nonsense is left out until it comes back: the others draw its part.
 
     Completions are those of `VLLMEngine` with the same seeds, up to rounding.
 
@@ -43,9 +45,10 @@ class VLLMServerEngine(RolloutEngine):
         transfer: How the weights reach them. None is `SharedFolder()`.
         timeout: Longest silence of a server in seconds: it must have drawn a group, or read the weights, in this time.
         wait: Seconds to wait at the beginning for servers that are still starting.
+        slots: Completions that a server draws at once, its `--max-num-seqs`. Others wait for one that has room.
     """
 
-    gathers_weights = True
+    draws_elsewhere = renews_midway = gathers_weights = True
 
     gap_causes = (
         "Likely causes: a server has another model than model.policy.path, or computes this architecture in another "
@@ -53,18 +56,24 @@ class VLLMServerEngine(RolloutEngine):
     )
 
     def __init__(
-        self, urls: Sequence[str], transfer: SharedFolder | None = None, timeout: float = 1800.0, wait: float = 0.0
+        self,
+        urls: Sequence[str],
+        transfer: SharedFolder | None = None,
+        timeout: float = 1800.0,
+        wait: float = 0.0,
+        slots: int = 256,
     ) -> None:
         is_list = bool(urls) and not isinstance(urls, str)
         require(is_list, f"model.engine.urls={urls!r}: give a list of addresses, such as [http://node1:8000]")
         require(timeout > 0, f"model.engine.timeout={timeout}: give more than 0 seconds")
         at_least("model.engine.wait", wait, 0)
+        at_least("model.engine.slots", slots, 1)
         self.urls = list(urls)
         self.transfer = transfer or SharedFolder()
         self.timeout = timeout
         self.wait = wait
         self._servers = [Server(url, timeout) for url in self.urls]
-        self._pushed = ""  # the version of the weights that the servers have
+        self._fleet = Fleet(self._servers, slots)
         self._max_model_len = 0
         self._names_head = False
 
@@ -130,59 +139,86 @@ class VLLMServerEngine(RolloutEngine):
         )
 
     def sync(self, policy: Policy) -> None:
-        """Gives the servers the policy's weights, while they are paused."""
+        """Gives the servers the policy's weights. The first time it is proved that they arrive."""
+        is_first = self.policy is None
+        self._push(policy)
+        if is_first:
+            why = fault(self, policy, partial(self._push, policy), len(self._servers))
+            require(not why, f"model.engine.urls: the weights do not arrive: {why}. {self.gap_causes}")
+
+    def _push(self, policy: Policy) -> None:
+        """Gives the servers the policy's weights. What they draw at the moment continues with these.
+
+        A server that does not take them is left out until the next time, unless it is the first time.
+        """
         weights, dtype = iter(named_weights(policy, self._names_head)), compute_dtype(policy)
         # Matrices go in the type that servers compute in: half the bytes under `bf16-mixed`.
         sent = ((name, one.to(dtype) if one.ndim > 1 and one.is_floating_point() else one) for name, one in weights)
-        problem, pushed = "", ""
-        if ranks.rank() == 0:
-            pushed = f"{secrets.token_hex(4)}-{policy.version}"
-            try:
-                everywhere(self._servers, lambda server: server.post("/pause?mode=abort"))
-                self.transfer.send(self._servers, sent)
-                everywhere(self._servers, lambda server: _resume(server, pushed))
-            except (RuntimeError, OSError, SafetensorError) as error:
-                problem = str(error)
-        # Sharded weights are assembled by all ranks together, whatever happened.
-        for _ in weights:
-            pass
-        problem, self._pushed = ranks.gather((problem, pushed))[0]
-        if problem and self.policy is not None:
-            raise RuntimeError(f"model.engine=VLLMServerEngine: the weights were not handed over: {problem}. {GO_ON}")
-        require(
-            not problem,
-            f"model.engine.urls: the weights were not handed over: {problem}. A server must have the model of "
-            f"model.policy.path. Start it with: {self._command(policy)}",
-        )
+        fleet, failed, problem = self._fleet, dict[Server, Exception](), ""
+        pushed = f"{secrets.token_hex(4)}-{policy.version}"
+
+        def bring(ask: Callable[[list[Server]], dict[Server, Exception]]) -> None:
+            nonlocal problem
+            if ranks.rank() == 0 and not problem:
+                try:
+                    failed.update(ask([server for server in self._servers if server not in failed]))
+                except (RuntimeError, OSError, SafetensorError) as error:
+                    problem = str(error)
+                if failed and (self.policy is None or len(failed) == len(self._servers)):
+                    problem = problem or str(next(iter(failed.values())))
+
+        fleet.hold()
+        try:
+            bring(lambda servers: everywhere(servers, self._pause))
+            ranks.gather(None)  # all are paused: what was under way has ended
+            fleet.drain()
+            ranks.gather(None)
+            bring(lambda servers: self.transfer.send(servers, sent))
+            bring(lambda servers: everywhere(servers, partial(_resume, version=pushed)))
+            # Sharded weights are assembled by all ranks together, whatever happened.
+            for _ in weights:
+                pass
+            for server, why in failed.items():
+                log.warning("%s is left out until the next weights: %s", server.url, why)
+            problem, pushed, lost = ranks.gather((problem, pushed, {server.url for server in failed}))[0]
+            problem = problem and f"the weights were not handed over: {problem}. "
+            if problem and self.policy is not None:
+                raise RuntimeError(f"model.engine=VLLMServerEngine: {problem}{GO_ON}")
+            require(
+                not problem,
+                f"model.engine.urls: {problem}A server must have the model of model.policy.path. Start it with: "
+                f"{self._command(policy)}",
+            )
+            fleet.release([one for one in self._servers if one.url not in lost], policy.version, pushed)
+        except BaseException:
+            fleet.close()
+            raise
         super().sync(policy)
 
+    def _pause(self, server: Server) -> None:
+        """Ends what a server draws. One that was lost is asked first if it is there again, and as it was."""
+        if server not in self._fleet.live:
+            self._config_of(Server(server.url, PROBE_SECONDS))
+        server.post("/pause?mode=abort")
+
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`."""
+        """As `RolloutEngine.generate`. What a lost server was asked for is drawn by the others, with the same keys."""
         assert self.policy is not None, "call sync(policy) first"
         setting = ("--max-model-len", "start the servers with a larger one")
         drawing = Drawing(requests, sampling, key, self.policy, self._max_model_len, setting)
-        # Prompts take turns with the servers, and ranks begin with different ones.
-        prompts = [requests[call.rows[0][0]].prompt_id for call in drawing.calls]
-        turns = {prompt: turn for turn, prompt in enumerate(dict.fromkeys(prompts), ranks.rank())}
-        return self._draw(drawing, [self._servers[turns[one] % len(self._servers)] for one in prompts], sampling)
+        return self._draw(drawing, sampling, len(self.policy.tokenizer))
 
-    def _draw(self, drawing: Drawing, servers: Sequence[Server], sampling: Sampling) -> Drawn:
+    def _draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
         """As `generate`."""
         try:
-            yield from _run(drawing, servers, sampling)
-            for server in set(servers):
-                version = server.get("/weight_info")["weight_version"]
-                if version != self._pushed:
-                    raise ServerError(
-                        f"{server.url} has other weights (version {version}, expected {self._pushed}): it was started "
-                        "anew, or another run uses it"
-                    )
+            yield from self._fleet.draw(drawing, sampling, vocabulary)
         except ServerError as error:
             raise RuntimeError(f"model.engine=VLLMServerEngine: {error}. {GO_ON}") from error
 
     def close(self) -> None:
-        """Ends the transfer. The servers go on, with the weights that they have."""
+        """Ends what is drawn, and the transfer. The servers go on, with the weights that they have."""
         super().close()
+        self._fleet.close()
         self.transfer.close()
 
 
@@ -193,51 +229,3 @@ def _resume(server: Server, version: str) -> None:
         raise ServerError(f"{server.url}: its prefix cache cannot be emptied: another run uses it")
     server.post("/update_weight_version", {"new_version": version})
     server.post("/resume")
-
-
-def _run(drawing: Drawing, servers: Sequence[Server], sampling: Sampling) -> Drawn:
-    """Lets the servers draw, and yields completions as they end."""
-    calls = drawing.calls
-    answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-
-    def listen(index: int) -> None:
-        if index not in drawing.open:
-            return
-        call, server = calls[index], servers[index]
-        body = {
-            "token_ids": call.token_ids,
-            "sampling_params": call.parameters(sampling, drawing.stops.ids),
-            "stream": drawing.streams,
-        }
-        try:
-            if not drawing.streams:
-                answers.put((index, server.post(GENERATE, body)))
-                return
-            with closing(server.events(GENERATE, body)) as pieces:
-                for piece in pieces:
-                    answers.put((index, piece))
-                    if index not in drawing.open:
-                        break
-        except Exception as error:
-            answers.put((index, error))
-
-    pool = ThreadPoolExecutor(min(len(calls), CONNECTIONS), THREADS)
-    try:
-        for index in range(len(calls)):
-            pool.submit(listen, index)
-        while drawing.open:
-            index, answer = answers.get()
-            if index not in drawing.open:
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            for one in answer["choices"]:
-                logp = [entry["logprob"] for entry in one["logprobs"]["content"]]
-                yield from drawing.add(index, one["index"], one["token_ids"], logp, one["finish_reason"])
-    finally:
-        # Whatever is still drawn is not wanted.
-        drawing.open.clear()
-        with ExitStack() as stack:
-            for server in set(servers):
-                stack.enter_context(server.hung_up())
-            pool.shutdown(cancel_futures=True)

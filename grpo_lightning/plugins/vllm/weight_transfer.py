@@ -42,11 +42,11 @@ class SharedFolder:
             "a container has more in /dev/shm with `docker run --shm-size`",
         )
 
-    def send(self, servers: Sequence[Server], weights: Weights) -> None:
-        """Gives every server the weights. When it returns they draw from them.
+    def send(self, servers: Sequence[Server], weights: Weights) -> dict[Server, Exception]:
+        """Gives every server the weights. When it returns they draw from them, but for those that it returns.
 
-        Raises:
-            ServerError: A server does not take them.
+        Returns:
+            What the servers raised that did not take them.
         """
         if self._own is None:
             if self.folder is not None:
@@ -62,7 +62,7 @@ class SharedFolder:
                 # A copy: tensors of a file may not share memory.
                 save_file({name: weight.to("cpu", copy=True).contiguous() for name, weight in part}, files[-1])
             request = {"method": "reload_weights", "kwargs": {"weights_path": self._own.name}}
-            everywhere(servers, lambda server: server.post("/collective_rpc", request))
+            return everywhere(servers, lambda server: server.post("/collective_rpc", request))
         finally:
             for file in files:
                 file.unlink(missing_ok=True)

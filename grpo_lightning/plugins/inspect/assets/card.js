@@ -14,6 +14,7 @@ const FACTS = {
   "sampler gap": "log π_old less the log-prob recorded when the token was drawn",
   "push on log p": "derivative of the objective by the token's log-prob: above 0 the update asks for more of it",
   "probability": "under the policy of its step",
+  "version": "optimizer updates in the weights that drew the token, where rollouts are drawn ahead",
 };
 
 function fact(name, ...value) {
@@ -37,6 +38,7 @@ function drawNumbers(tokens, t) {
   if (at("entropy_before") === null) add("entropy", at("entropy_after"));
   if (at("sampler_logp") !== null && at("old_logp") !== null) add("sampler gap", at("old_logp") - at("sampler_logp"), number(at("old_logp") - at("sampler_logp"), true));
   add("push on log p", at("push"), number(at("push"), true));
+  for (const [name, values] of Object.entries(tokens.columns)) if (!Number.isNaN(values[t])) add(name, values[t]);
   return h("dl", {}, facts.flat());
 }
 

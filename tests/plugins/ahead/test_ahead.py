@@ -1,0 +1,220 @@
+"""Ahead is StaleSource(lag=1), bit for bit; and what it refuses."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import vllm_server_stand_in, vllm_stand_in
+from helpers.elsewhere import Elsewhere, ScriptedElsewhere
+from helpers.fast import policy_of as served_policy
+from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, same, scalars
+
+from grpo_lightning import Policy, Proximal, StaleSource, VLLMServerEngine
+from grpo_lightning.engines.plain import PlainEngine
+from grpo_lightning.grpo.source import RolloutSource
+from grpo_lightning.maths.filters import DynamicSampling
+from grpo_lightning.plugins.ahead.ahead import Ahead
+from grpo_lightning.plugins.inspect import read
+from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.types import Sample, UsageError
+
+NATIVE = "native"
+JOINS = {"limit_val_batches": 1, "check_val_every_n_epoch": 3, "enable_checkpointing": True}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A policy's folder, and the address of a stand-in that serves it."""
+    folder = str(tmp_path_factory.mktemp("served") / "policy")
+    served_policy("qwen2", **vllm_stand_in.SIZES).save_pretrained(folder)
+    with vllm_server_stand_in.serving(folder) as server:
+        yield folder, server.url
+
+
+def script(request: Any, text: str) -> str:
+    return "7a3b9c"[: 1 + (request.sample + request.prompt_id) % 6]
+
+
+class EarlyDigits(Digits):
+    """As `Digits`, while others are still drawn."""
+
+    scores_early = True
+
+
+class SomeDigits(EarlyDigits):
+    """1 where most characters are digits: some groups agree."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult([float(value > 0.5) for value in super().score(samples).value])
+
+
+def engine_of(kind: str, served: tuple[str, str]) -> dict[str, Any]:
+    """Arguments of `fit` for an engine that draws elsewhere."""
+    if kind == "scripted":
+        return {"engine": ScriptedElsewhere(script), "old_policy": Proximal()}
+    if kind == "server":
+        policy = Policy(served[0])
+        policy.load()
+        return {"engine": VLLMServerEngine([served[1]]), "policy": policy}
+    return {"engine": Elsewhere(0.02)}
+
+
+def run(folder: Path, source: RolloutSource, options: dict[str, Any], **more: Any) -> Any:
+    """A fit, after which nothing is drawn any more; its weights and the optimizer's states."""
+    loop, trainer = {"source": source} | more.pop("loop", {}), {"max_epochs": 20} | more.pop("trainer", {})
+    callbacks = [StepCheckpoint()] if trainer.get("enable_checkpointing") else []
+    try:
+        module = fit(folder, callbacks, loop, trainer, **options, **more)
+    finally:
+        assert not [thread for thread in threading.enumerate() if thread.name == "grpo-ahead"]
+    optimizer: Any = module.optimizers()
+    return module.policy.state_dict(), optimizer.state_dict()["state"]
+
+
+def equal(folder: Path, sources: Sequence[RolloutSource], options: Callable[[], dict[str, Any]], **more: Any) -> None:
+    """Asserts that two sources learn the same, bit for bit."""
+    found = [run(folder / f"{index}", source, options(), **more) for index, source in enumerate(sources)]
+    (weights, states), (other, other_states) = found
+    assert all(torch.equal(value, other[name]) for name, value in weights.items())
+    assert repr(states) == repr(other_states) and "tensor" in repr(states)
+    assert repr(sorted(scalars(folder / "0").items())) == repr(sorted(scalars(folder / "1").items()))
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mu", "trainer", "steps"),
+    [
+        (NATIVE, 1, {}, 20),
+        (NATIVE, 2, {}, 20),
+        (NATIVE, 2, JOINS, 20),
+        ("scripted", 1, JOINS, 20),
+        ("scripted", 2, {}, 20),
+        ("server", 2, {}, 4),
+    ],
+    ids=str,
+)
+def test_it_is_a_lag_of_one_step(
+    kind: str, mu: int, trainer: dict[str, Any], steps: int, served: tuple[str, str], tmp_path: Path
+) -> None:
+    rewards = [EarlyDigits(), Digits(weight=0.5, name="late")]
+    equal(
+        tmp_path,
+        [StaleSource(1), Ahead()],
+        lambda: {**engine_of(kind, served), "rewards": rewards, "optimizer": adam},
+        loop={"mu": mu, "num_minibatches": mu},
+        trainer={**trainer, "max_epochs": steps},
+    )
+    seen = scalars(tmp_path / "1", without=())
+    assert [*seen["rollout/lag"].values()] == [0] + [1] * (steps - 1)
+    assert 0 < max(list(seen["async/overlap"].values())[1:]) <= 1
+    assert min(min(found.values()) for name, found in seen.items() if name.startswith("async/")) >= 0
+    fractions = [found for name, found in seen.items() if name.startswith("time/fraction")]
+    assert max(sum(found.get(step, 0) for found in fractions) for step in range(steps)) < 1.01
+
+
+def test_further_rounds_of_dynamic_sampling_have_the_weights_of_the_first(tmp_path: Path) -> None:
+    equal(
+        tmp_path,
+        [StaleSource(1), Ahead()],
+        lambda: {"engine": Elsewhere(), "rewards": [SomeDigits()], "optimizer": adam},
+        loop={"dynamic_sampling": DynamicSampling(max_rounds=3)},
+        trainer=JOINS | {"max_epochs": 8},
+    )
+    assert max(scalars(tmp_path / "1")["rollout/rounds"].values()) > 1
+
+
+@pytest.mark.parametrize("loop", [{}, {"dynamic_sampling": DynamicSampling(max_rounds=3)}], ids=["once", "rounds"])
+def test_a_resumed_run_has_what_was_drawn(loop: dict[str, Any], tmp_path: Path) -> None:
+    resumes_exactly(
+        tmp_path,
+        lambda: {"engine": Elsewhere(), "rewards": [SomeDigits()], "loop": {"source": Ahead(), **loop}},
+        steps=4,
+        cut=2,
+    )
+    (drawn,) = checkpoint_of(tmp_path / "cut")["callbacks"]["GRPOLoop"]["source"]["draws"]
+    assert (drawn["step"], drawn["begun"], drawn["version"]) == (4, 3, 3)
+    assert len(drawn["rounds"][0][2]) == 16
+
+
+def test_the_inspector_has_the_version_of_each_token(tmp_path: Path) -> None:
+    fit(tmp_path, [Inspector(every_n_steps=1)], {"source": Ahead()}, {"max_epochs": 4}, engine=Elsewhere())
+    versions = {
+        record.step: {*one.tokens.columns["version"].tolist()}
+        for record in read(tmp_path)
+        for group in record.groups
+        if group.kind == "train"
+        for one in group.completions
+    }
+    assert versions == {1: {0.0}, 2: {0.0}, 3: {1.0}, 4: {2.0}}
+
+
+# What can go wrong
+
+
+class AtTheEnd(Ahead):
+    """A mistake: rollouts have the version of the weights when they are taken."""
+
+    def next(self, step: int) -> Any:
+        exploration = super().next(step)
+        exploration.policy_version = self.inputs.policy.version
+        return exploration
+
+
+class NoLag(Ahead):
+    """A mistake: a step's rollouts are drawn when it begins."""
+
+    def next(self, step: int) -> Any:
+        self._settle()
+        self._draws.clear()
+        return super().next(step)
+
+
+class TwoLate(Ahead):
+    """A mistake: the weights are brought once the step is drawn, for the step after the next."""
+
+    depth = 2
+
+
+@pytest.mark.parametrize("mistake", [NoLag, TwoLate])
+def test_the_comparison_can_fail(mistake: type[Ahead], tmp_path: Path) -> None:
+    for name, source in (("right", StaleSource(1)), ("wrong", mistake())):
+        run(tmp_path / name, source, {"engine": Elsewhere()}, trainer={"max_epochs": 4, "enable_checkpointing": True})
+    assert not same(tmp_path / "right", tmp_path / "wrong")
+
+
+def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the engine does not draw from this policy"):
+        run(tmp_path, AtTheEnd(), {"engine": Elsewhere()}, trainer={"max_epochs": 4})
+
+
+@pytest.mark.parametrize(
+    ("options", "loop", "message"),
+    [
+        (
+            {"engine": PlainEngine()},
+            {},
+            "PlainEngine draws with what the training computes with. Use model.engine=VLLM",
+        ),
+        ({}, {"dynamic_sampling": DynamicSampling()}, r"these rewards score later: \['digits'\]"),
+    ],
+)
+def test_what_cannot_be_drawn_ahead_is_refused_before_the_run(
+    options: dict[str, Any], loop: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=rf"loop\.source=Ahead: .*{message}"):
+        run(tmp_path, Ahead(), {"engine": Elsewhere(), **options}, loop=loop)
+    assert not scalars(tmp_path)
+
+
+def test_a_failure_of_the_thread_stops_the_run_with_its_own_message(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        run(tmp_path, Ahead(), {"engine": Elsewhere(fails_at=2)}, trainer={"max_epochs": 5})
+    assert len(scalars(tmp_path)["rollout/lag"]) == 2

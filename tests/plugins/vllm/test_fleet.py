@@ -1,0 +1,247 @@
+"""Servers that die, hang, answer nonsense, come back, or get weights while they draw: no sample is lost or doubled."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import vllm_server_stand_in, vllm_stand_in
+from helpers.drawing import PROMPTS, draw, tokens, update
+from helpers.fast import policy_of
+from helpers.vllm_server_stand_in import StandIn
+
+from grpo_lightning import LoRA, Policy, Request, Sampling, UsageError
+from grpo_lightning.plugins.vllm import fleet
+from grpo_lightning.plugins.vllm.server import VLLMServerEngine
+from grpo_lightning.types import Completion, RandomKey
+
+REQUESTS = Request.from_prompts(PROMPTS, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("served") / "policy"
+    policy_of("qwen2", **vllm_stand_in.SIZES).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def servers(folder: str) -> Iterator[list[StandIn]]:
+    with vllm_server_stand_in.serving(folder) as one, vllm_server_stand_in.serving(folder) as other:
+        yield [one, other]
+
+
+def policy_in(folder: str, **more: Any) -> Policy:
+    policy = Policy(folder, **more)
+    policy.load()
+    return policy
+
+
+@pytest.fixture
+def policy(folder: str) -> Policy:
+    return policy_in(folder)
+
+
+@pytest.fixture
+def engine(servers: list[StandIn], policy: Policy) -> Iterator[VLLMServerEngine]:
+    engine = VLLMServerEngine([server.url for server in servers], timeout=200)
+    engine.check(policy, Sampling(24))
+    engine.sync(policy)
+    yield engine
+    engine.close()
+
+
+def die(server: StandIn) -> None:
+    server.refusals["/inference/v1/generate"] = (0, None)
+
+
+def fail(server: StandIn) -> None:
+    server.refusals["/inference/v1/generate"] = (500, {"error": "out of memory"})
+
+
+def hang(server: StandIn) -> None:
+    server.seconds_per_token = 1.0
+
+
+def lie(change: Callable[[dict[str, Any]], Any]) -> Callable[[StandIn], None]:
+    def begin(server: StandIn) -> None:
+        def spoil(answer: Any) -> Any:
+            change(answer["choices"][-1])
+            return answer
+
+        server.spoils = spoil
+
+    return begin
+
+
+def no_json(server: StandIn) -> None:
+    server.spoils = lambda answer: ["<html>", None]
+
+
+FAULTS = {
+    "dies": die,
+    "fails": fail,
+    "hangs": hang,
+    "no choices": no_json,
+    "a completion twice": lie(lambda one: one.update(index=0)),
+    "no log-probs": lie(lambda one: one["logprobs"]["content"].clear()),
+    "not a number": lie(lambda one: one["logprobs"]["content"][0].update(logprob=float("nan"))),
+    "no token": lie(lambda one: one["token_ids"].__setitem__(0, 10**6)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_others_draw_what_a_lost_server_was_asked_for(
+    fault: str, servers: list[StandIn], engine: VLLMServerEngine, policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = tokens(draw(engine, policy, REQUESTS, length=6))
+    FAULTS[fault](servers[1])
+    if fault == "hangs":
+        engine._servers[1].timeout = 0.3
+    ended = [*engine.generate(REQUESTS, Sampling(6), RandomKey(0, 0))]
+    assert sorted(index for index, _ in ended) == [*range(len(REQUESTS))]
+    assert tokens([completion for _, completion in sorted(ended, key=lambda one: one[0])]) == expected
+    assert [server.url for server in engine._fleet.live] == [servers[0].url]
+    assert f"{servers[1].url} is left out until the next weights" in caplog.text
+    # The last one ends the run, in one sentence.
+    FAULTS[fault](servers[0])
+    engine._servers[0].timeout = 0.3
+    with pytest.raises(RuntimeError, match=rf"VLLMServerEngine: {servers[0].url}.*continue with --ckpt_path last"):
+        draw(engine, policy, REQUESTS, length=6)
+
+
+def test_a_server_that_was_lost_comes_back_with_the_next_weights(
+    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy
+) -> None:
+    die(servers[1])
+    draw(engine, policy, REQUESTS, length=6)
+    servers[1].refusals["/health"] = (503, None)
+    update(policy)
+    engine.sync(policy)
+    assert len(engine._fleet.live) == 1
+    servers[1].refusals.clear()
+    update(policy)
+    expected = tokens(draw(engine, policy, REQUESTS, length=6))
+    assert len(engine._fleet.live) == 2
+    # It draws from the new weights, as the other does.
+    servers[0].prompts.clear()
+    die(servers[0])
+    assert tokens(draw(engine, policy, REQUESTS, length=6)) == expected
+
+
+def test_requests_go_where_there_is_room(servers: list[StandIn], engine: VLLMServerEngine, policy: Policy) -> None:
+    engine._fleet.slots = 3
+    servers[1].seconds_per_token = 0.2
+    for server in servers:
+        server.prompts.clear()
+    draw(engine, policy, REQUESTS, length=3)
+    quick, slow = (len(server.prompts) for server in servers)
+    assert (quick + slow, slow) == (len(PROMPTS), 1)
+
+
+def test_a_server_with_foreign_weights_is_left_out(
+    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy
+) -> None:
+    servers[1].version = "default"
+    servers[1].prompts.clear()
+    draw(engine, policy, REQUESTS, length=6)
+    assert not servers[1].prompts and len(engine._fleet.live) == 1
+
+
+# Weights while they draw
+
+
+def test_what_is_being_drawn_continues_with_new_weights(
+    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "DRAIN_SECONDS", 0.5)
+    for server in servers:
+        server.seconds_per_token = 0.03
+    found: list[tuple[int, Completion]] = []
+    sampling = Sampling(20)
+    drawing = threading.Thread(
+        target=lambda: found.extend(engine.generate(REQUESTS, sampling, RandomKey(0, 0))), name="drawing"
+    )
+    first = policy_of("qwen2", **vllm_stand_in.SIZES)
+    first.load_state_dict(policy.state_dict())
+    drawing.start()
+    time.sleep(0.5)
+    update(policy)
+    engine.sync(policy)
+    drawing.join(60)
+    assert sorted(index for index, _ in found) == [*range(len(REQUESTS))]
+    changed = 0
+    for index, one in found:
+        assert one.versions is not None and len(one.versions) == len(one.token_ids) == len(one.logp or [])
+        assert one.versions == sorted(one.versions) and len(one.token_ids) <= 20
+        changed += len({*one.versions}) > 1
+        ids = torch.tensor([[*REQUESTS[index].token_ids, *one.token_ids]])
+        for version, model in ((0, first.model), (policy.version, policy.model)):
+            with torch.no_grad():
+                logp = model(input_ids=ids).logits.log_softmax(-1)[0, len(REQUESTS[index].token_ids) - 1 : -1]
+            own = [logp[row, id] for row, id in enumerate(one.token_ids) if one.versions[row] == version]
+            recorded = [p for p, drawn_by in zip(one.logp or [], one.versions, strict=True) if drawn_by == version]
+            assert torch.allclose(torch.tensor(own), torch.tensor(recorded), atol=1e-4)
+    assert changed > 0
+
+
+# Weights that do not arrive
+
+
+def every_second(server: StandIn) -> None:
+    load, count = server.load, [0]
+
+    def ignoring(path: Path) -> None:
+        count[0] += 1
+        if count[0] % 2:
+            load(path)
+
+    server.load = ignoring  # type: ignore[method-assign]
+
+
+def half(server: StandIn) -> None:
+    layer = server.model.model.layers[0]
+    first = {name: weight.detach().clone() for name, weight in layer.state_dict().items()}
+    load, count = server.load, [0]
+
+    def keeping(path: Path) -> None:
+        count[0] += 1
+        load(path)
+        if count[0] == 1:
+            first.update({name: weight.detach().clone() for name, weight in layer.state_dict().items()})
+        layer.load_state_dict(first)
+
+    server.load = keeping  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("ignores", [every_second, half])
+@pytest.mark.parametrize("adapter", [None, LoRA(rank=4)], ids=["whole", "LoRA"])
+def test_weights_that_do_not_arrive_are_noticed_before_the_run(
+    ignores: Callable[[StandIn], None], adapter: Any, servers: list[StandIn], folder: str
+) -> None:
+    ignores(servers[1])  # one of two
+    policy = policy_in(folder, adapter=adapter)
+    engine = VLLMServerEngine([server.url for server in servers])
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    engine.check(policy, Sampling(24))
+    with pytest.raises(UsageError, match="the weights do not arrive: all matrices were scaled by"):
+        engine.sync(policy)
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
+    engine.close()
+
+
+def test_an_adapter_that_stays_at_its_base_is_noticed_before_the_run(
+    servers: list[StandIn], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_in(folder, adapter=LoRA(rank=4))
+    engine = VLLMServerEngine([servers[0].url])
+    engine.check(policy, Sampling(24))
+    engine.sync(policy)
+    engine.close()
+    monkeypatch.setattr("grpo_lightning.plugins.vllm.named_weights.plus_adapter", lambda weight, layer: weight)
+    with pytest.raises(UsageError, match="the weights do not arrive"):
+        engine.sync(policy)
+    engine.close()
