@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from experiments.controls import RandomReward
 from grpo_lightning import (
     Ahead,
     Arithmetic,
