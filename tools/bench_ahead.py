@@ -11,12 +11,13 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import lightning as L
 import torch
 
-from experiments.controls import RandomReward
 from grpo_lightning import (
     Ahead,
     Arithmetic,
@@ -24,13 +25,23 @@ from grpo_lightning import (
     GRPOLoop,
     GRPOModule,
     Policy,
-    RandomReward,
+    Reward,
+    RewardResult,
+    Sample,
     Sampling,
     Synchronous,
     VLLMServerEngine,
 )
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.training.data import TaskData
+
+
+class Coin(Reward):
+    """1 or 0 by the text alone: a reward with spread, whatever the policy writes."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult([float(crc32(sample.text.encode()) % 2) for sample in samples], ["ok"] * len(samples))
+
 
 SIZES = {"sampling": (2, 2, 128), "balanced": (8, 8, 48), "training": (8, 8, 12)}
 """Prompts, completions of each, and tokens of each, by the half that is to be the slower one."""
@@ -66,7 +77,7 @@ def measure(arguments: argparse.Namespace, size: str, source: RolloutSource) -> 
     engine, clock = Timed([arguments.url], timeout=600), Clock()
     rate: Any = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True)  # noqa: E731
     policy = Policy(arguments.model, compute=Fast(products="auto"))
-    module = GRPOModule(policy, [RandomReward()], engine, Sampling(max_new_tokens=tokens), optimizer=rate)
+    module = GRPOModule(policy, [Coin()], engine, Sampling(max_new_tokens=tokens), optimizer=rate)
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     loop = GRPOLoop(group_size, prompts, source=source, validate_first=False)
     settings: Any = {"accelerator": "cpu", "max_epochs": arguments.steps, "limit_val_batches": 0, **off}
