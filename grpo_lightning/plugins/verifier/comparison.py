@@ -1,7 +1,7 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from itertools import chain, dropwhile
@@ -43,24 +43,14 @@ _VERDICTS = word_set("yes no true false")
 _NOTHING = (("chain", (), (("set",),)),)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Conventions on which graders differ: arguments of `MathVerifier`, explained there."""
-
-    percent: bool = True
-    convert_units: bool = True
-    ordered_lists: bool = False
-    finished: bool = True
-
-
 def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
     """The outcome for an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
-    return Comparison(Policy(**(policy or {})), question).outcome(gold, answer)
+    return Comparison(question, **(policy or {})).outcome(gold, answer)
 
 
 def explain(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> dict[str, str]:
     """The claims that were read of gold answer and answer, and the first two values that differ."""
-    comparison = Comparison(Policy(**(policy or {})), question)
+    comparison = Comparison(question, **(policy or {}))
     comparison.outcome(gold, answer)
     claims = [_shown_claim(claim) for claim in comparison.claims] + ["not one claim"] * 2
     difference = " and ".join(map(shown, comparison.difference or ())) or "none"
@@ -82,13 +72,20 @@ def shown(tree: Node) -> str:
 
 
 class Comparison:
-    """Compares answers to a question with its gold answer."""
+    """Compares answers to a question with its gold answer. The switches are arguments of `MathVerifier`."""
 
-    def __init__(self, policy: Policy, asked: str) -> None:
-        self.policy, self.question = policy, asked
+    def __init__(
+        self,
+        asked: str,
+        percent: bool = True,
+        convert_units: bool = True,
+        ordered_lists: bool = False,
+        finished: bool = True,
+    ) -> None:
+        self.question, self.percent, self.convert_units, self.finished = asked, percent, convert_units, finished
         self.known = question.words_of(asked)
         self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
-        self.is_ordered = policy.ordered_lists or question.wants_order(asked)
+        self.is_ordered = ordered_lists or question.wants(asked, "order")
         self.counter = ""
         """The counter of the families that are compared: k of `k \\pi`."""
         self.allowed: frozenset[str] = frozenset()
@@ -117,7 +114,7 @@ class Comparison:
             if self.is_other_name(form_of(gold_claim), form_of(claim)):
                 return DIFFERENT
             if self.same(gold_claim, claim):
-                wants_work = self.policy.finished and self.question and not is_spelt
+                wants_work = self.finished and self.question and not is_spelt
                 return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
         return DIFFERENT if self.claims[1:] else EQUAL if is_spelt else UNPARSEABLE
 
@@ -261,7 +258,7 @@ class Comparison:
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
         """Whether an answer names one value: its links and its rounding agree with it, and no name is in it."""
         links = answer.links
-        if answer.value[0] == "percent" and self.policy.percent:  # `\frac{10}{50} \times 100 = 20\%`
+        if answer.value[0] == "percent" and self.percent:  # `\frac{10}{50} \times 100 = 20\%`
             links = tuple(link for link in links if exact(link) != exact(answer.value[1]))
         if not is_true(replace(answer, links=links)) or (answer.names - gold.names) & symbols(answer.value):
             return False
@@ -279,7 +276,7 @@ class Comparison:
         if wanted == answer or is_angle or any(part <= LOOSE for part in names):
             return Fraction(1)
         if gold:
-            return conversion(answer, gold) if self.policy.convert_units and self.known and not asked else None
+            return conversion(answer, gold) if self.convert_units and self.known and not asked else None
         above = [tuple((name, power) for name, power in unit if power > 0) for unit in (wanted, answer)]
         is_rate = above[0] == above[1] and (above[0] == wanted or above[1] == answer)  # `miles` for `miles per day`
         is_spoken = all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
@@ -335,7 +332,7 @@ class Comparison:
         kept = {"complex pow"} if ("constant", "i") in nodes(gold) else set()
         kept |= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
         is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
-        if self.is_open(answer, kept) or (is_longer and self.policy.finished):
+        if self.is_open(answer, kept) or (is_longer and self.finished):
             return False
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
@@ -347,17 +344,17 @@ class Comparison:
 
     def is_open(self, answer: Node, kept: Set[str] = frozenset()) -> bool:
         """Whether an operation remains in an answer that neither the gold answer nor `kept` has."""
-        return self.policy.finished and not finished.unfinished(answer) <= self.allowed | kept
+        return self.finished and not finished.unfinished(answer) <= self.allowed | kept
 
     def _same_number(self, number: Fraction, other: Fraction, gold: Node, answer: Node) -> bool:
         """Whether two numbers are equal, a decimal up to its digits."""
         percents = is_percent(gold), is_percent(answer)
-        if number == other and (percents[0] == percents[1] or self.policy.percent or number == 0):
+        if number == other and (percents[0] == percents[1] or self.percent or number == 0):
             return True
         # To "What percentage?" both 25 and 25 % are answers. 0.25 means 25 %, but 0.25 % does not.
         if percents[0] != percents[1]:
             bare, percent = (other, number) if percents[0] else (number, other)
-            return self.policy.percent and abs(bare) >= 1 and bare == 100 * percent
+            return self.percent and abs(bare) >= 1 and bare == 100 * percent
         # 0.0833333333333 is 1/12 up to its digits; a whole number is always exact.
         is_rounded = is_decimal(gold, answer) and number.denominator > 1 < other.denominator
         return is_rounded and abs(number - other) * 10**10 <= max(abs(number), abs(other))

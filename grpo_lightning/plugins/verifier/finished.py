@@ -49,7 +49,7 @@ def allowed(golds: Iterable[Node], asked: str) -> frozenset[str]:
         found |= {"arithmetic", "power in a number"}  # `5^2` and `5 \cdot 5`
     found |= frozenset() if question.words_of(asked) else _TIDYING
     found |= frozenset() if question.numbers_of(asked) else {"last step"}
-    return found | (frozenset() if question.wants_simplest(asked) or question.wants_form(asked) else {"reduction"})
+    return found | (frozenset() if question.wants(asked, "simplest", "form") else {"reduction"})
 
 
 def num_terms(tree: Node) -> int:

@@ -31,23 +31,26 @@ _UNIT = re.compile(
     r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
-_ORDER = re.compile(
-    r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\b(?:least|smallest|lowest|greatest|largest) to\b)"
-)
 _ASKED = re.compile(
     r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
     r"(?: the)?(?: (?:positive|integer|exact|real))*(?: values? of)?) \$?([A-Za-z])\$?(?![\w'(\\]| ?[-+*/^=_]| and\b)"
 )
 """The variable that is asked for."""
-_FORM = re.compile(
-    r"(?i:\b(?:expand|multiply out|factor(?!ial)|partial fraction|complet\w+ the square|vertex form"
-    r"|rectangular form|a ?\+ ?bi|radian|positive exponents|slope[- ]intercept|power of|(?:scientific )?notation"
-    r"|form[\s$]*(?:[a-z] = )?[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)|\by\s*=\s*mx)"
-)
-_NOTATION = re.compile(
-    r"(?i:\b(?:as|to|in|into)\s+(?:an?\s+)?(?:\w+\s+){0,2}(?:decimal|fraction|percent|mixed number))"
-)
-_SIMPLEST = re.compile(r"(?i:\b(?:reduce|simplif|simplest|lowest|rationali[sz]|radical form))")
+_WANTED = {
+    "form": re.compile(
+        r"(?i:\b(?:expand|multiply out|factor(?!ial)|partial fraction|complet\w+ the square|vertex form"
+        r"|rectangular form|a ?\+ ?bi|radian|positive exponents|slope[- ]intercept|power of|(?:scientific )?notation"
+        r"|form[\s$]*(?:[a-z] = )?[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)|\by\s*=\s*mx)"
+    ),
+    "notation": re.compile(
+        r"(?i:\b(?:as|to|in|into)\s+(?:an?\s+)?(?:\w+\s+){0,2}(?:decimal|fraction|percent|mixed number))"
+    ),
+    "simplest": re.compile(r"(?i:\b(?:reduce|simplif|simplest|lowest|rationali[sz]|radical form))"),
+    "order": re.compile(
+        r"(?i:\bin (?:(?!any)\w+[ -])*?order\b(?! (?:to|that|for)\b)|\b(?:least|smallest|lowest|greatest|largest) to\b)"
+    ),
+}
+"""What a question may ask for: the skeleton of the gold answer, a fraction or a decimal, lowest terms, an order."""
 _AFTER_UNIT = frozenset(["", "is", "was", "will", "do", "does", "did"])
 """What follows a unit after `in`, unless that is a plural: no noun, as in `in second place`."""
 _VARIABLE = re.compile(r"(?<![A-Za-z(°\\])[A-Za-z](?![A-Za-z)])")
@@ -143,25 +146,9 @@ def unit_of(question: str) -> Unit:
     return found.pop() if len(found) == 1 else ()
 
 
-def wants_order(question: str) -> bool:
-    """Whether the answers are to be given in an order: `in increasing order`, but not `in any order`."""
-    found = _ORDER.search(question)
-    return found is not None and "any" not in found[0]
-
-
-def wants_form(question: str) -> bool:
-    """Whether a formula is asked for in a form: the answer has the skeleton of the gold answer."""
-    return _FORM.search(question) is not None
-
-
-def wants_notation(question: str) -> bool:
-    """Whether a number is asked for as a fraction, a decimal or a percentage."""
-    return _NOTATION.search(question) is not None
-
-
-def wants_simplest(question: str) -> bool:
-    """Whether a fraction is to be in lowest terms, and a constant in its simplest form."""
-    return _SIMPLEST.search(question) is not None
+def wants(question: str, *forms: str) -> bool:
+    """Whether the question asks for one of the forms of `_WANTED`."""
+    return any(_WANTED[form].search(question) for form in forms)
 
 
 @lru_cache(maxsize=1 << 10)

@@ -12,9 +12,7 @@ from grpo_lightning.plugins.verifier.question import (
     formulas_of,
     key,
     numbers_of,
-    wants_form,
-    wants_notation,
-    wants_simplest,
+    wants,
 )
 
 _NAMES = ("symbol", "named", "apply")
@@ -50,16 +48,18 @@ def _stands_there(golds: Sequence[Node], answers: Sequence[Node], asked: Asked) 
 
 def _has_other_form(gold: Node, answer: Node, question: str) -> bool:
     """Whether a question asks for a form, and the answer has another one than the gold answer."""
-    is_shape = wants_form(question)
+    is_shape = wants(question, "form")
     if literal(gold) is not None:
         is_sign = literal(gold) == literal(answer) and is_percent(gold) != is_percent(answer)
-        return bool(is_shape or wants_notation(question)) and (is_sign or _notation(gold) != _notation(answer))
+        return bool(is_shape or wants(question, "notation")) and (is_sign or _notation(gold) != _notation(answer))
     kinds, others = ({_operation(node) for node in nodes(tree)} for tree in (gold, answer))
     if numbers_of(question) and symbols(gold) and kinds == {""} != others:  # a polynomial wants a polynomial
         return True
     if "choice" in (gold[0], answer[0]) or answer[0] != gold[0] == "ratio":
         return False
-    return bool(is_shape or (wants_simplest(question) and not symbols(gold))) and _skeleton(gold) != _skeleton(answer)
+    return bool(is_shape or (wants(question, "simplest") and not symbols(gold))) and _skeleton(gold) != _skeleton(
+        answer
+    )
 
 
 def _operation(tree: Node) -> str:
