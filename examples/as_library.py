@@ -34,7 +34,7 @@ def train(path: str, folder: Path, steps: int = 60, prompts: int = 32, questions
         num_sanity_val_steps=0,
         default_root_dir=folder,
         logger=TensorBoardLogger(folder, name="", version=""),  # in the folder itself, as grpo fit does
-        callbacks=[loop, grpo.StepCheckpoint(), grpo.StepProgressBar()],
+        callbacks=[loop, grpo.StepCheckpoint(), grpo.StepLines()],
         plugins=[grpo.AtomicCheckpointIO()],
     )
     trainer.fit(module, datamodule=data)

@@ -109,7 +109,6 @@ from grpo_lightning.plugins.display.config import SaveConfig as SaveConfig
 from grpo_lightning.plugins.display.first_look import Board as Board
 from grpo_lightning.plugins.display.first_look import FirstLook as FirstLook
 from grpo_lightning.plugins.display.lines import StepLines as StepLines
-from grpo_lightning.plugins.display.progress import StepProgressBar as StepProgressBar
 from grpo_lightning.plugins.display.summary import RunSummary as RunSummary
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary as FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAdvantage

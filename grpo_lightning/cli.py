@@ -176,15 +176,15 @@ class GRPOCLI(LightningCLI):
             kwargs["logger"] = [*given, RunCSVLogger(config.default_root_dir)]
         # A bar in a file is a mess of carriage returns.
         has_bar = sys.stdout.isatty() if config.enable_progress_bar is None else config.enable_progress_bar
-        kwargs["enable_progress_bar"] = has_bar
+        kwargs["enable_progress_bar"] = has_bar and self.subcommand != "fit"
         given = config.callbacks or []
         for bar in [callback for callback in given if isinstance(callback, ProgressBar)]:
             raise UsageError(
                 f"trainer.callbacks={type(bar).__name__}: the run has a bar of its own, which shows sampling too; "
                 "leave this one out"
             )
-        names = ["StepProgressBar" if has_bar else "StepLines", *ALWAYS]
-        kwargs["callbacks"] = [*(kind() for name in names if (kind := optional(name))), *given]
+        lines = [kind(bar=has_bar)] if (kind := optional("StepLines")) else []
+        kwargs["callbacks"] = [*lines, *(kind() for name in ALWAYS if (kind := optional(name))), *given]
         if config.max_time is not None and (timer := optional("StepTimer")):
             kwargs["max_time"] = None
             kwargs["callbacks"].append(timer(config.max_time))

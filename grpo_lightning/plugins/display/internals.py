@@ -1,7 +1,4 @@
-"""Private parts of argparse, jsonargparse and tqdm that what is shown relies on.
-
-All were checked on jsonargparse 4.53 and tqdm 4.67.
-"""
+"""Private parts of argparse and jsonargparse that what is shown relies on, as of jsonargparse 4.53."""
 
 import argparse
 import re
@@ -9,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
-from lightning.pytorch.callbacks import TQDMProgressBar
-from tqdm import tqdm
 
 OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # It prints defaults as Python does, and types with their modules.
@@ -36,14 +31,3 @@ def rename_flags(parser: argparse.ArgumentParser, flag: str, name: str) -> None:
     """Has the help of a parser show `name` where its flags begin with `flag`, which lacks the keys around."""
     for action in parser._actions:
         action.option_strings = [re.sub(f"^{re.escape(flag)}(?=[.]|$)", name, text) for text in action.option_strings]
-
-
-def bars_of(callback: TQDMProgressBar) -> list[Any]:
-    """The bars that a progress bar has made so far; the public properties raise for the others."""
-    names = ("_train_progress_bar", "_val_progress_bar", "_test_progress_bar", "_predict_progress_bar")
-    return [bar for name in names if (bar := getattr(callback, name)) is not None]
-
-
-def bars_on_screen() -> list[Any]:
-    """All bars of this process that are drawn, whoever made them."""
-    return [bar for bar in list(getattr(tqdm, "_instances", [])) if not getattr(bar, "disable", True)]

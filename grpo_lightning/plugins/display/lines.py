@@ -1,4 +1,4 @@
-"""One line per step, for a run that is not watched in a terminal, and how fast a run goes."""
+"""One line per step, a bar of the completions of the next one, and how fast a run goes."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -8,12 +8,14 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
+from tqdm.auto import tqdm
 
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.whole_steps import WholeSteps
+from grpo_lightning.types import Sample
 
 Scores = dict[str, float]
 """Metrics of one validation, without `val/`."""
@@ -61,16 +63,22 @@ class StepLines(Callback, Observer):
     are left out.
 
     `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 0:01:05 left`
+
+    Args:
+        bar: Draw a bar of the completions too, while a step is explored: for a terminal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bar: bool = False) -> None:
+        self.bar = bar
+        self._draws = False
+        self._drawn: Any = None
         self._pace = Pace(0, None)
         self._scores: Scores = {}
         self._loop: GRPOLoop
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
-        self._loop = GRPOLoop.find(trainer)
+        self._loop, self._draws = GRPOLoop.find(trainer), self.bar and trainer.is_global_zero
         self._pace = Pace(trainer.current_epoch, trainer.max_epochs)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -80,6 +88,31 @@ class StepLines(Callback, Observer):
         if trainer.sanity_checking and scores:
             rank_zero_info(f"before training: {validation(scores)} ({pl_module.measure})")
         self._scores = {} if trainer.sanity_checking else scores
+
+    def exploring(self, num_completions: int) -> None:
+        """Begins the bar."""
+        self._end()
+        if self._draws:
+            step = counted(self._pace.done + 1, self._pace.total)
+            self._drawn = tqdm(total=num_completions, desc=f"step {step} explore", leave=False)
+
+    def explored(self, sample: Sample) -> None:
+        """Moves the bar on."""
+        if self._drawn is not None:
+            self._drawn.update()
+
+    def rewarded(self, mean: float) -> None:
+        """Ends the bar."""
+        self._end()
+
+    def on_exception(self, *args: Any) -> None:
+        """Ends the bar, so that the next message has a line of its own."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._drawn is not None:
+            self._drawn.close()
+            self._drawn = None
 
     def reported(self, metrics: Mapping[str, float]) -> None:
         """Prints the line."""

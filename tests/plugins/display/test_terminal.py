@@ -19,7 +19,6 @@ from grpo_lightning.plugins.display import lines as paces
 from grpo_lightning.plugins.display.completions import SampledCompletions
 from grpo_lightning.plugins.display.first_look import Board, FirstLook
 from grpo_lightning.plugins.display.lines import Pace, StepLines, duration, line
-from grpo_lightning.plugins.display.progress import StepProgressBar
 
 VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 
@@ -92,7 +91,7 @@ def test_the_summary_of_a_resumed_run_knows_the_first_validation(
     assert f"avg@2 {scalars(tmp_path)['val/avg@2'][-1]:.2f} -> " in rows["validation"]
 
 
-def test_the_command_line_prints_lines_unless_it_has_a_terminal(
+def test_the_command_line_prints_lines_and_draws_a_bar_in_a_terminal(
     grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, errors = grpo("fit", "--trainer.enable_progress_bar!")
@@ -102,47 +101,17 @@ def test_the_command_line_prints_lines_unless_it_has_a_terminal(
     assert summary_of(caplog)["go on"] == "grpo fit --config run/config.yaml --ckpt_path last --trainer.max_epochs 2"
     caplog.clear()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    out = grpo.ok("fit", "--trainer.enable_progress_bar!", "--trainer.default_root_dir=other")
-    assert lines_of(caplog) == []
+    _, out, errors = grpo("fit", "--trainer.enable_progress_bar!", "--trainer.default_root_dir=other")
+    assert "step 1/1 explore" in out + errors
 
 
-class Look(L.Callback):
-    """What stands before and behind the bar in each phase."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-
-    def look(self, trainer: L.Trainer) -> None:
-        bar = trainer.progress_bar_callback
-        assert isinstance(bar, StepProgressBar)
-        self.seen.append((bar.train_progress_bar.desc, bar.train_progress_bar.postfix or ""))
-
-    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.look(trainer)
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.look(trainer)
-
-
-def test_the_bar_has_step_phase_reward_validation_and_the_time_left(tmp_path: Path) -> None:
-    look = Look()
-    trainer = VALIDATES | {"enable_progress_bar": True, "max_epochs": 2, "limit_val_batches": 1}
-    fit(tmp_path, [StepProgressBar(), look], trainer=trainer)
-    seen = scalars(tmp_path)
-    phases = [before for before, _ in look.seen]
-    assert phases == [
-        "before training validate: ",
-        "step 1/2 update: ",
-        "step 1/2 validate: ",
-        "step 2/2 update: ",
-        "step 2/2 validate: ",
-    ]
-    _, first, _, second, _ = (dict(part.split("=") for part in after.split(", ") if part) for _, after in look.seen)
-    assert {*first} == {"reward/mean", "val/avg@2", "val/greedy"}
-    for shown, update in ((first, 0), (second, 1)):
-        assert float(shown["reward/mean"]) == pytest.approx(seen["reward/mean"][update], abs=5e-3)
-        assert float(shown["val/avg@2"]) == pytest.approx(seen["val/avg@2"][update - 1], abs=5e-3)
-    assert "left" in second
+def test_the_bar_counts_the_completions_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, [StepLines(bar=True)], trainer=VALIDATES | {"max_epochs": 2})
+    drawn = capsys.readouterr().err
+    assert "step 1/2 explore" in drawn and "step 2/2 explore" in drawn
+    assert drawn.rpartition("\r")[2].strip() == "", "no bar stays"
+    fit(tmp_path / "other", [StepLines()], trainer=VALIDATES | {"max_epochs": 1})
+    assert "explore" not in capsys.readouterr().err
 
 
 class NoDigits(Reward):
@@ -157,11 +126,9 @@ class Stops(L.Callback):
         raise RuntimeError("stop")
 
 
-@pytest.mark.parametrize("bar", [False, True])
-def test_a_step_whose_rewards_all_fail_is_shown(bar: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shown = StepProgressBar() if bar else StepLines()
+def test_a_step_whose_rewards_all_fail_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     callbacks: list[L.Callback] = [
-        shown,
+        StepLines(),
         FirstLook(),
         RunSummary(),
         SampledCompletions(every_n_steps=1),
@@ -169,16 +136,16 @@ def test_a_step_whose_rewards_all_fail_is_shown(bar: bool, tmp_path: Path, caplo
     ]
     callbacks += [StepCheckpoint(keep=1, monitor="reward/mean")]
     callbacks += [EarlyStopping("reward/mean", mode="max", patience=9, check_finite=False)]
-    trainer = VALIDATES | {"enable_progress_bar": bar, "max_epochs": 2, "enable_checkpointing": True}
+    trainer = VALIDATES | {"max_epochs": 2, "enable_checkpointing": True}
     trainer["logger"] = Board(tmp_path, name="", version="")
     fit(tmp_path, callbacks, trainer=trainer, rewards=[NoDigits()], max_failed_rewards=1.0)
     lines = [text for text in lines_of(caplog) if text.startswith("step")]
-    assert all("no reward, length " in text for text in lines) and len(lines) == (0 if bar else 2)
+    assert all("no reward, length " in text for text in lines) and len(lines) == 2
     assert all(math.isnan(value) for value in scalars(tmp_path)["reward/mean"].values())
     assert summary_of(caplog)["done"].startswith("2 of 2 steps")
     # A loop that is used again has no observer of a run that failed.
     loop = GRPOLoop(group_size=4, prompts_per_step=4)
-    options = {"callbacks": [type(shown)(), Stops(), loop], "max_epochs": 1, "enable_progress_bar": bar}
+    options = {"callbacks": [StepLines(), Stops(), loop], "max_epochs": 1}
     with pytest.raises(RuntimeError, match="stop"):
         fit(tmp_path / "stops", trainer=options)
     fit(tmp_path / "again", trainer=options | {"callbacks": [loop]})
