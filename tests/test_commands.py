@@ -48,6 +48,7 @@ NOT_RUN = {
     r".*runs/sweep.*": "needs the runs of a loop, which is a program of the shell",
     r".*\$task.*|grpo export runs/warm .*": "needs runs of minutes; small in tests/plugins/demonstrations",
     r".*bench_ahead.*": "needs a server of vLLM",
+    r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export| evaluate|)": "a name alone",
