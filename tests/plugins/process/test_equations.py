@@ -19,6 +19,7 @@ from grpo_lightning.plugins.process.equations import truths
         ("-(47-7)=-40", [True]),
         ("7-47=-(47-7)", [True]),
         ("2*-3=-6", [True]),
+        ("5 - -3 = 8 = 10 + -2", [True, True]),
         # What stands around it.
         ("Step 1: 3+4 = 7 apples", [True]),
         ("1) 3+4=7", [True]),
@@ -59,6 +60,7 @@ from grpo_lightning.plugins.process.equations import truths
         ("1+1<=2", []),
         ("3+4==7", []),
         ("3+4=", []),
+        ("so -=3+4", []),
         ("3,4+5=9", []),
         ("", []),
     ],
