@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 taskset -c 1 python tools/bench_ahead.py --model runs/smollm2 --url http://127.0.0.1:8000
 
 In turns a step takes sampling + training; ahead it should take the longer of the two. The load of the machine is
-printed with each row: above 2 on two cores the figures say nothing.
+printed with each row: above 2 on two cores a row is noisy.
 """
 
 import argparse

@@ -1,10 +1,12 @@
 """A source that draws the next step's rollouts while a step is trained."""
 
+import logging
 from collections import deque
 from time import perf_counter
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import SingleTurn
@@ -12,6 +14,8 @@ from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.ahead.draw import Draw
 from grpo_lightning.types import require
+
+log = logging.getLogger(__name__)
 
 VERSION = "version"
 """The column of rollouts with the `Policy.version` of the weights that drew each token."""
@@ -21,7 +25,8 @@ class Ahead(Synchronous):
     """Draws the rollouts of the next step while this one is scored and trained, by servers of their own.
 
     Step 0 is on policy. Every later step is drawn with the weights that the step before began with: the result is that
-    of `StaleSource(lag=1)`, bit for bit with the same engine. Validation uses the current weights.
+    of `StaleSource(lag=1)`, bit for bit with the same engine. Validation uses the current weights. An order of
+    questions that depends on rewards is asked a step earlier.
 
     Validations and checkpoints wait for what is drawn. A checkpoint holds it, so a resumed run continues exactly; for
     this the last step draws for one more. Further rounds of dynamic sampling are drawn when the first was waited for.
@@ -142,6 +147,15 @@ class Ahead(Synchronous):
         return {"drawn": self._draws[0].ids.start if draws else self.drawn, "draws": draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from there, with any number of ranks; the rewards score again."""
+        """Continues from there, with any number of ranks; the rewards score again.
+
+        What was drawn for other prompts, or another size of groups or steps, is drawn again.
+        """
         super().load_state_dict(state)
-        self._draws = deque(Draw.from_state(self.inputs, one) for one in state.get("draws", []))
+        draws = [Draw.from_state(self.inputs, one) for one in state.get("draws", [])]
+        if all(ranks.gather(None not in draws)):
+            self._draws = deque(draw for draw in draws if draw)
+        else:
+            rank_zero_only(log.warning)(
+                "loop.source: other prompts or sizes before: what was drawn ahead is drawn anew"
+            )

@@ -5,6 +5,7 @@ from itertools import chain
 from threading import Thread
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
@@ -77,21 +78,31 @@ class Draw(Thread):
         return {name: getattr(self, name) for name in NUMBERS} | {"rounds": rounds}
 
     @classmethod
-    def from_state(cls, inputs: SourceInputs, state: dict[str, Any]) -> "Draw":
-        """The draw that `state_dict` described, for any number of ranks."""
+    def from_state(cls, inputs: SourceInputs, state: dict[str, Any]) -> "Draw | None":
+        """The draw that `state_dict` described, for any number of ranks; None if prompts or group size are others."""
         rounds = {range(start, stop): rows for start, stop, rows in state["rounds"]}
         draw = cls(inputs, next(iter(rounds)), *(state[name] for name in NUMBERS))
         draw.is_settled = True
         for ids, rows in rounds.items():
-            prompts = inputs.data.ask(ids)
-            draw.rounds[ids] = [_unpacked(row, one) for one in prompts for row in rows if row["id"] == one.id]
-        return draw
+            prompts = draw._prompts if ids == draw.ids else inputs.data.ask(ids)
+            marked = [
+                (row, one) for one in prompts for row in rows if (row["id"], row["prompt"]) == (one.id, mark(one))
+            ]
+            draw.rounds[ids] = [_unpacked(row, one) for row, one in marked]
+            if len(marked) != len(prompts) * inputs.group_size:
+                return None
+        return draw if len(draw.ids) == inputs.prompts_per_step else None
+
+
+def mark(prompt: Prompt) -> int:
+    """A number that tells the prompt from others."""
+    return crc32(repr([*prompt.token_ids]).encode())
 
 
 def _packed(sample: Sample) -> dict[str, Any]:
     """A sample of one turn as plain values."""
     plain = {name: getattr(sample, name) for name in NAMES}
-    return plain | {"id": sample.prompt.id, "finish_reason": str(sample.finish_reason)}
+    return plain | {"id": sample.prompt.id, "prompt": mark(sample.prompt), "finish_reason": str(sample.finish_reason)}
 
 
 def _unpacked(row: dict[str, Any], prompt: Prompt) -> Sample:

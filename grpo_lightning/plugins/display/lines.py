@@ -1,5 +1,6 @@
 """One line per step, a bar of the completions of the next one, and how fast a run goes."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
@@ -20,7 +21,7 @@ from grpo_lightning.types import Sample
 Scores = dict[str, float]
 """Metrics of one validation, without `val/`."""
 
-SHOWN = {"explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
+SHOWN = {"wait": "wait", "explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
 """The phases of a step whose seconds are shown, and what they are called."""
 
 
@@ -94,7 +95,7 @@ class StepLines(Callback, Observer):
         self._end()
         if self._draws:
             step = counted(self._pace.done + 1, self._pace.total)
-            self._drawn = tqdm(total=num_completions, desc=f"step {step} explore", leave=False)
+            self._drawn = tqdm(total=num_completions, desc=f"step {step} explore", leave=False, file=sys.stdout)
 
     def explored(self, sample: Sample) -> None:
         """Moves the bar on."""

@@ -43,7 +43,8 @@ class Adaptive(QuestionOrder):
     def next(self, ids: range) -> list[int]:
         """As `QuestionOrder.next`."""
         for id in ids:
-            self.asked[id] = self.choose(id)
+            if id not in self.asked:  # what is drawn ahead is asked again after a resume
+                self.asked[id] = self.choose(id)
         return [self.asked[id] for id in ids]
 
     def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:

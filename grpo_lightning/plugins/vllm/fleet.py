@@ -110,10 +110,10 @@ class Fleet:
                 self._changed.notify_all()
 
     def check(self, server: Server) -> None:
-        """Raises ServerError where a server has other weights than it was given. For use in a seat."""
+        """Raises OtherWeights where a server has other weights than it was given. For use in a seat."""
         found = server.get("/weight_info")["weight_version"]
         if found != self.pushed:
-            raise ServerError(
+            raise OtherWeights(
                 f"{server.url} has other weights (version {found}, expected {self.pushed}): it was started anew, or "
                 "another run uses it"
             )
@@ -168,9 +168,14 @@ class Fleet:
                         break
                 else:
                     raise ServerError(f"{server.url}{GENERATE}: the answer ended early")
-            if not drawing.open:
-                for one in asked & {*self.live}:
+            for one in asked & {*self.live} if not drawing.open else ():
+                try:
                     self.check(one)
+                except OtherWeights:
+                    raise
+                except ServerError as error:  # it has done its part
+                    if not self._is_held:
+                        self.lose(one, error)
 
         def take(index: int, parts: list[Part], version: int) -> None:
             for number, token_ids, logp, reason in parts:
@@ -183,7 +188,7 @@ class Fleet:
                         pool.submit(listen, drawing.carry_on(index, number))
                 found.put(ended)
 
-        seats = self.slots * len(self.servers) // len(drawing.calls[0].rows)
+        seats = max(1, self.slots // len(drawing.calls[0].rows)) * len(self.servers)
         pool, num_ended = ThreadPoolExecutor(min(CONNECTIONS, seats + 1), THREADS), 0
         try:
             for index in range(len(drawing.calls)):
@@ -201,6 +206,10 @@ class Fleet:
                 pool.shutdown(cancel_futures=True)
             raise
         pool.shutdown()
+
+
+class OtherWeights(ServerError):
+    """A server draws with weights that the run did not give it."""
 
 
 def once(server: Server, body: dict[str, Any]) -> Generator[Any, None, None]:

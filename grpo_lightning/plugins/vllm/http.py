@@ -43,7 +43,7 @@ class Server:
             raise UsageError(f"model.engine.urls: {url!r} is no address; give one such as http://node1:8000")
         self._secure = parts.scheme == "https"
         self._open: set[socket.socket] = set()
-        self._hung_up = False
+        self._hung_up = 0  # threads that want nothing of it now
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
@@ -74,14 +74,15 @@ class Server:
     def hung_up(self) -> Iterator[None]:
         """Ends all requests that other threads wait for, and those that they begin inside: they raise ServerError."""
         with self._lock:
-            self._hung_up = True
+            self._hung_up += 1
             for connection in self._open:
                 with suppress(OSError):  # the server was faster
                     connection.shutdown(socket.SHUT_RDWR)
         try:
             yield
         finally:
-            self._hung_up = False
+            with self._lock:
+                self._hung_up -= 1
 
     @contextmanager
     def _answer(self, method: str, path: str, body: Any) -> Iterator[HTTPResponse]:

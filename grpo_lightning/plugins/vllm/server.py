@@ -88,6 +88,7 @@ class VLLMServerEngine(RolloutEngine):
             self._compare(server, config, policy, sampling)
         if ranks.rank() == 0:
             self.transfer.check_room(sum(p.numel() for p in policy.parameters()) * compute_dtype(policy).itemsize)
+        self._told = {server.url: told(config) for server, config in zip(self._servers, configs, strict=True)}
         self._max_model_len = min(int(config["model_config"]["max_model_len"]) for config in configs)
         self._names_head = any(str(config["device_config"]["device"]) == "cpu" for config in configs)
 
@@ -198,7 +199,9 @@ class VLLMServerEngine(RolloutEngine):
     def _pause(self, server: Server) -> None:
         """Ends what a server draws. One that was lost is asked first if it is there again, and as it was."""
         if server not in self._fleet.live:
-            self._config_of(Server(server.url, PROBE_SECONDS))
+            found = told(self._config_of(Server(server.url, PROBE_SECONDS)))
+            if found != self._told[server.url]:
+                raise ServerError(f"{server.url}: started anew with {found}, before with {self._told[server.url]}")
         server.post("/pause?mode=abort")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
@@ -206,7 +209,7 @@ class VLLMServerEngine(RolloutEngine):
         assert self.policy is not None, "call sync(policy) first"
         setting = ("--max-model-len", "start the servers with a larger one")
         drawing = Drawing(requests, sampling, key, self.policy, self._max_model_len, setting)
-        return self._draw(drawing, sampling, len(self.policy.tokenizer))
+        return self._draw(drawing, sampling, self.policy.text_config.vocab_size)
 
     def _draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
         """As `generate`."""
@@ -220,6 +223,11 @@ class VLLMServerEngine(RolloutEngine):
         super().close()
         self._fleet.close()
         self.transfer.close()
+
+
+def told(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of a server's configuration must stay as it was: type, log-probs, and tokens."""
+    return tuple(str(config["model_config"][name]) for name in ("dtype", "logprobs_mode", "max_model_len"))
 
 
 def _resume(server: Server, version: str) -> None:

@@ -218,3 +218,13 @@ def test_a_failure_of_the_thread_stops_the_run_with_its_own_message(tmp_path: Pa
     with pytest.raises(RuntimeError, match="the server is gone"):
         run(tmp_path, Ahead(), {"engine": Elsewhere(fails_at=2)}, trainer={"max_epochs": 5})
     assert len(scalars(tmp_path)["rollout/lag"]) == 2
+
+
+@pytest.mark.parametrize("sizes", [{"group_size": 8}, {"prompts_per_step": 2}])
+def test_a_resume_with_other_sizes_draws_anew(tmp_path: Path, sizes: dict[str, int], caplog: Any) -> None:
+    for steps, path, size in ((2, None, {}), (4, "last", sizes)):
+        loop = {"source": Ahead(), "prompts_per_step": 4, "group_size": 4} | size
+        trainer = {"max_epochs": steps, "enable_checkpointing": True}
+        fit(tmp_path, [StepCheckpoint()], trainer=trainer, ckpt_path=path, loop=loop, engine=Elsewhere())
+    assert "drawn anew" in caplog.text
+    assert list(scalars(tmp_path)["rollout/lag"].values()) == [0, 1, 0, 1]

@@ -107,11 +107,11 @@ def test_the_command_line_prints_lines_and_draws_a_bar_in_a_terminal(
 
 def test_the_bar_counts_the_completions_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path, [StepLines(bar=True)], trainer=VALIDATES | {"max_epochs": 2})
-    drawn = capsys.readouterr().err
+    drawn = capsys.readouterr().out
     assert "step 1/2 explore" in drawn and "step 2/2 explore" in drawn
     assert drawn.rpartition("\r")[2].strip() == "", "no bar stays"
     fit(tmp_path / "other", [StepLines()], trainer=VALIDATES | {"max_epochs": 1})
-    assert "explore" not in capsys.readouterr().err
+    assert "explore" not in capsys.readouterr().out
 
 
 class NoDigits(Reward):

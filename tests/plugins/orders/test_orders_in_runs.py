@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.elsewhere import Elsewhere
 from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
 from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.programs import programs
 
 from grpo_lightning.maths.filters import DynamicSampling
+from grpo_lightning.plugins.ahead.ahead import Ahead
 from grpo_lightning.plugins.orders.curriculum import Curriculum
 from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools
 from grpo_lightning.plugins.orders.replayed import Replayed
@@ -56,6 +58,21 @@ def test_resumes_with_rounds_and_late_rollouts(tmp_path: Path, which: int) -> No
         loop = {"dynamic_sampling": DynamicSampling(max_rounds=3), "source": StaleSource(2), "prompts_per_step": 3}
         data = TaskData(Leveled(), seed=3, order=orders()[which])
         return {"loop": loop, "data": data, "rewards": [Right()]}
+
+    resumes_exactly(tmp_path, options, steps=5, cut=3)
+
+
+class Early(Right):
+    scores_early = True
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path, which: int) -> None:
+    def options() -> dict[str, Any]:
+        data = TaskData(Leveled(), seed=3, order=orders()[which])
+        return {"loop": {"source": Ahead(), "prompts_per_step": 3}, "data": data, "rewards": [Early()]} | {
+            "engine": Elsewhere()
+        }
 
     resumes_exactly(tmp_path, options, steps=5, cut=3)
 
