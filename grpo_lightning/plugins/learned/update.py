@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any, NamedTuple
@@ -18,8 +18,6 @@ from grpo_lightning.plugins.learned.replay import Batch, LabelledGroup, Replay, 
 from grpo_lightning.types import UsageError, at_least
 
 log = logging.getLogger(__name__)
-
-
 GRAD_CLIP = 1.0
 
 
@@ -32,12 +30,10 @@ class Quality(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The comparison of the old model and its candidate on held-out prompts."""
+    """The old model and its candidate on held-out prompts: before and after on new ones, and on old ones if any."""
 
     new: tuple[Quality, Quality]
-    """Before and after, on this iteration's prompts."""
     old: tuple[Quality, Quality] | None
-    """Before and after, on the prompts of earlier iterations; None where there are none."""
     replayed: float
     """The fraction of the training completions that came from history."""
 
@@ -78,10 +74,11 @@ class RewardUpdate:
     ) -> Trial:
         """Trains a candidate, tests it on held-out prompts, and restores the old weights unless it is accepted."""
         kept = {name: value.clone() for name, value in model.model.state_dict().items()}
-        before, old_before = self.quality(model, new), self.quality(model, old) if old else None
+        held_out = [groups for groups in (new, old) if groups]
+        before = [self.quality(model, groups) for groups in held_out]
         replayed = self.train(model, batches)
-        old_quality = (old_before, self.quality(model, old)) if old_before else None
-        trial = Trial((before, self.quality(model, new)), old_quality, replayed)
+        both = [*zip(before, (self.quality(model, groups) for groups in held_out), strict=True)]
+        trial = Trial(both[0], both[1] if old else None, replayed)
         if not self.accepts(trial):
             model.model.load_state_dict(kept)
         return trial
@@ -191,7 +188,9 @@ class Iterations:
         groups = self.pending
         new, held_out = split(groups, self.replay.held_out)
         learns = self.update.num_passes > 0
-        self._best |= self._accuracies(known=self._best)  # The iteration remembered last has none yet.
+        remembered = self.test.by_iteration()
+        # The iteration remembered last has no accuracy yet.
+        self._best |= self._accuracies({key: own for key, own in remembered.items() if key not in self._best})
         metrics = {"accepted": 0.0, "replayed": 0.0}
         if new and held_out and learns:
             rng = Random(f"{self.replay.seed} train {self.iteration}")
@@ -199,7 +198,7 @@ class Iterations:
             batches = [batch for _ in range(self.update.num_passes) for batch in mixed(*drawing)]
             trial = self.update(self.model, batches, held_out, [*self.test])
             metrics |= self._report(trial, name)
-        now = self._accuracies()
+        now = self._accuracies(remembered)
         # As in Chaudhry et al. (arXiv 1801.10112, Eq. 3), but never negative, as the best includes the present.
         self._best |= {iteration: max(self._best[iteration], present) for iteration, present in now.items()}
         losses = [self._best[iteration] - present for iteration, present in now.items()]
@@ -232,13 +231,8 @@ class Iterations:
         )
         return metrics
 
-    def _accuracies(self, known: Collection[int] = ()) -> dict[int, float]:
-        """The accuracy on the held-out prompts of every earlier iteration that is not `known`."""
-        now = {}
-        for iteration, groups in self.test.by_iteration().items():
-            if iteration not in known:
-                now[iteration] = self.update.quality(self.model, groups).accuracy
-        return now
+    def _accuracies(self, iterations: dict[int, list[LabelledGroup]]) -> dict[int, float]:
+        return {key: self.update.quality(self.model, groups).accuracy for key, groups in iterations.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, buffers, and the data of the running iteration."""
