@@ -5,7 +5,7 @@ import hashlib
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -35,8 +35,6 @@ class LoRA:
             `[q_proj, v_proj]`, or a regular expression for whole names.
         dora: Also train the norm of every row of W + s B A (DoRA, arXiv 2402.09353). Slower.
         rslora: Take s = alpha / sqrt(rank), so that a large rank learns as fast as a small one (arXiv 2312.03732).
-        quantise: `nf4` keeps the weights of linear layers in 4 bits through bitsandbytes (QLoRA, arXiv 2305.14314): a
-            quarter of the memory of bfloat16, slower, and a slightly different base model.
     """
 
     def __init__(
@@ -46,19 +44,16 @@ class LoRA:
         target_modules: list[str] | str = "all-linear",
         dora: bool = False,
         rslora: bool = False,
-        quantise: Literal["nf4"] | None = None,
     ) -> None:
         at_least("model.policy.adapter.rank", rank, 1)
         require(alpha > 0, f"model.policy.adapter.alpha={alpha}: give more than 0, such as twice the rank")
         self.rank, self.alpha, self.target_modules = rank, alpha, target_modules
-        self.dora, self.rslora, self.quantise = dora, rslora, quantise
+        self.dora, self.rslora = dora, rslora
 
-    def check(self, reads_weights: bool = True) -> None:
-        """Raises UsageError for a package that is missing. Only to read weights in 4 bits bitsandbytes is needed."""
-        for package, extra in (("peft", "peft"), ("bitsandbytes", self.quantise if reads_weights else None)):
-            if extra is not None and find_spec(package) is None:
-                install = f"pip install 'grpo-lightning[{extra}]'"
-                raise UsageError(f"model.policy.adapter: it needs {package}, which is not installed. {install}")
+    def check(self) -> None:
+        """Raises UsageError where PEFT is missing."""
+        is_there, install = find_spec("peft") is not None, "pip install 'grpo-lightning[peft]'"
+        require(is_there, f"model.policy.adapter: it needs peft, which is not installed. {install}")
 
     def config(self) -> "PeftConfig":
         """The adapter as PEFT describes it."""
@@ -67,26 +62,9 @@ class LoRA:
         kind: Any = {"lora_alpha": self.alpha, "use_dora": self.dora, "use_rslora": self.rslora}
         return LoraConfig(r=self.rank, target_modules=self.target_modules, task_type="CAUSAL_LM", **kind)
 
-    def reading(self, dtype: torch.dtype) -> dict[str, Any]:
-        """The arguments of `from_pretrained` for weights of `dtype`, also that of products with those in 4 bits."""
-        if self.quantise is None:
-            return {}
-        from transformers import BitsAndBytesConfig
-
-        device = torch.get_default_device()
-        if device.type != "cuda":
-            # On a CPU, bitsandbytes packs weights for decoding in a way that has no right gradient.
-            raise UsageError(
-                f"model.policy.adapter.quantise={self.quantise}: the weights are read onto a {device.type} device. "
-                "Beside weights of 4 bits one can train on a CUDA GPU alone: trainer.accelerator=gpu"
-            )
-        kind: Any = {"bnb_4bit_quant_type": self.quantise, "bnb_4bit_use_double_quant": True}
-        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **kind)
-        return {"quantization_config": config, "device_map": {"": device}}
-
     def add(self, model: PreTrainedModel) -> None:
         """Adds the trained tensors, drawn from the global generator, to the layers of `model`; freezes all else."""
-        self.check(reads_weights=False)
+        self.check()
         from peft import inject_adapter_in_model
 
         key, name = f"model.policy.adapter.target_modules={self.target_modules}", type(model).__name__
@@ -131,7 +109,7 @@ def save(model: PreTrainedModel, folder: Path, base: str) -> None:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short text that tells weights apart, but not float32 from bfloat16. Those in 4 bits are left out."""
+    """A short text that tells weights apart, but not float32 from bfloat16."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -139,9 +117,3 @@ def fingerprint(model: PreTrainedModel) -> str:
             some = flat[:: max(1, flat.numel() // 16)][:16]
             digest.update(some.bfloat16().view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def num_elements(parameter: torch.Tensor) -> int:
-    """Numbers in a parameter; those that bitsandbytes has packed count as they were."""
-    packed = getattr(parameter, "quant_state", None)
-    return parameter.numel() if packed is None else packed.shape.numel()

@@ -121,7 +121,7 @@ class Policy(nn.Module):
 
     def _read_weights(self) -> PreTrainedModel:
         # Flash attention comes later: it refuses float32 weights.
-        how: dict[str, Any] = {"dtype": self.dtype} | (self.adapter.reading(self.dtype) if self.adapter else {})
+        how: dict[str, Any] = {"dtype": self.dtype}
         attention = "eager" if self.compute.attention == "eager" else "sdpa"
         try:
             return self._from_pretrained(AutoModelForCausalLM, attn_implementation=attention, **how)
@@ -138,9 +138,6 @@ class Policy(nn.Module):
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
-        if self.adapter is not None and self.adapter.quantise is not None:
-            key = f"model.policy.adapter.quantise={self.adapter.quantise}"
-            raise UsageError(f"{key}: weights of 4 bits cannot be sharded. Use trainer.strategy=ddp, or leave it out")
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 

@@ -103,7 +103,7 @@ def check_same_model(checkpoint: Mapping[str, Any], own: Mapping[str, Any], base
     if base and checkpoint.get("base") not in (None, base):
         raise UsageError(
             f"ckpt_path={where}: its adapter was trained on other weights than those of policy.path={path}. Give the "
-            "model and the quantise that the run was started with"
+            "model that the run was started with"
         )
 
 

@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Minibatch
-from grpo_lightning.policy.adapter import num_elements
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.board import rewind
 from grpo_lightning.training.checkpoint_files import check_whole_step
@@ -55,7 +54,7 @@ class WholeSteps(Callback):
         policy, device = pl_module.policy, pl_module.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
         trained, frozen = (
-            sum(num_elements(one) for one in policy.parameters() if one.requires_grad is trains) / 1e6
+            sum(one.numel() for one in policy.parameters() if one.requires_grad is trains) / 1e6
             for trains in (True, False)
         )
         some = f", {trained:.2f} M of them trained" if frozen else ""

@@ -1,13 +1,12 @@
 """LoRA beside a policy: against PEFT's own model, against the base model, and what is refused."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.adapters import adapted, move
 from helpers.fitting import relative
-from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
+from helpers.tiny import model_of, rollouts_of, tokenizer
 from peft import get_peft_model
 
 from grpo_lightning import Policy, UsageError
@@ -141,31 +140,12 @@ def test_an_adapter_on_tied_embeddings_is_refused() -> None:
     assert policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
 
 
-@pytest.mark.parametrize("package", ["peft", "bitsandbytes"])
-def test_a_missing_package_is_named_with_the_command(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy_of().save_pretrained(tmp_path)
-    monkeypatch.setattr(adapters, "find_spec", lambda name: None if name == package else object())
-    policy = Policy(str(tmp_path), adapter=LoRA(quantise="nf4"))
-    with pytest.raises(UsageError, match=rf"{package}, which is not installed. pip install 'grpo-lightning\["):
-        policy.check()
-
-
-def test_four_bits_on_a_cpu_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    policy_of().save_pretrained(tmp_path)
-    policy = Policy(str(tmp_path), adapter=LoRA(quantise="nf4"))
-    with pytest.raises(UsageError, match=r"quantise=nf4: .* CUDA GPU"):
-        policy.load()
+def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"peft, which is not installed. pip install 'grpo-lightning\["):
+        LoRA().check()
 
 
 def test_the_fingerprint_tells_weights_apart_and_not_their_type() -> None:
     model = model_of("llama")
     assert fingerprint(model) == fingerprint(copy.deepcopy(model).bfloat16()) != fingerprint(model_of("llama", seed=1))
-
-
-def test_weights_of_four_bits_are_not_sharded() -> None:
-    policy = policy_of()
-    policy.adapter = LoRA(quantise="nf4")
-    with pytest.raises(UsageError, match="cannot be sharded"):
-        policy.shard(None)  # type: ignore[arg-type]

@@ -70,7 +70,6 @@ MISTAKES = table(
 --model.reference=AdapterOff --model.objective.beta=0.1 => model.reference=AdapterOff: | model.policy.adapter
 ONE --model.old_policy=AdapterOff => model.old_policy=AdapterOff: | RecordedLogp
 ONE --model.objective.beta=0.1 --loop.steps_per_iteration=2 => loop.steps_per_iteration=2: | model.reference=FrozenCopy
-ONE --model.policy.adapter.quantise=nf5 => quantise
 ONE --model.policy.adapter.dropout=0.1 => dropout
 ONE --model.policy.adapter.target_modules=[q_prj] => target_modules=['q_prj']
 """.replace("ONE", " ".join(ONE))

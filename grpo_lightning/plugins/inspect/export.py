@@ -127,8 +127,6 @@ def model_of(
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
     else:
-        kept = f"the adapter was trained beside weights in {adapter.quantise}, and cannot be" if adapter else ""
-        require(not (adapter and adapter.quantise), f"--as=model: {kept} added to them. Give --as adapter")
         model = read(AutoModelForCausalLM, policy, dtype=dtype)
     own, base = model.state_dict(), ""
     if adapter is not None:

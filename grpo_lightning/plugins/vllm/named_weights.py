@@ -53,8 +53,8 @@ def plus_adapter(weight: Tensor, layer: Any) -> Tensor:
     """W + s B A for a whole W of [out, in] and its `layer` of `adapted_layers`. Every rank must call it."""
     if getattr(layer, "lora_variant", True) or not weight.is_floating_point():
         raise UsageError(
-            "model.policy.adapter: this engine has weights of its own, and takes LoRA without dora and quantise. "
-            "Use model.engine=NativeEngine, or leave them out"
+            "model.policy.adapter: this engine has weights of its own, and takes LoRA without dora. Use "
+            "model.engine=NativeEngine, or leave it out"
         )
     (name,) = layer.lora_A
     added = assembled(layer.lora_B[name].weight) @ assembled(layer.lora_A[name].weight)
