@@ -60,14 +60,11 @@ class Classifier:
     @cached_property
     def model(self) -> PreTrainedModel:
         """The weights, of a classifier of tokens."""
-        architecture = (self.config.architectures or [""])[0]
-        given = f"{self.key}={self.path}"
-        classifies = architecture.endswith("TokenClassification")
-        require(
-            classifies, f"{given}: its architecture is {architecture or 'unknown'}; give one that classifies tokens"
-        )
-        wanted = f"it has {self.config.num_labels} labels; expected 1, or 2 of which the second is `right`"
-        require(self.config.num_labels <= 2, f"{given}: {wanted}")
+        given, found = f"{self.key}={self.path}", (self.config.architectures or ["unknown"])[0]
+        labels = self.config.num_labels
+        classifies = found.endswith("TokenClassification")
+        require(classifies, f"{given}: its architecture is {found}; give one that classifies tokens")
+        require(labels <= 2, f"{given}: it has {labels} labels; expected 1, or 2 of which the second is `right`")
         options = self.options | {"dtype": self.dtype}
         model = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
         return model.requires_grad_(False).to(self.device)

@@ -124,13 +124,8 @@ class LearnedReward(Reward):
         if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
             raise UsageError(f"labeller of LearnedReward: it gave {bad[0]}; a label is a number from 0 to 1")
         for _, same in groupby(rows, key=lambda row: row.id):
-            group = [*same]
-            labelled = LabelledGroup(
-                group[0].prompt,
-                [row.completion for row in group],
-                [row.ended for row in group],
-                [row.label for row in group],
-            )
+            _, prompts, completions, _, ended, labels, _ = map(list, zip(*same, strict=True))
+            labelled = LabelledGroup(prompts[0], completions, ended, labels)
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
         metrics: dict[str, float] = {}
         if rows:
