@@ -9,9 +9,9 @@ from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
 from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.programs import programs
 
+from examples.curriculum import Curriculum
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.ahead.ahead import Ahead
-from grpo_lightning.plugins.orders.curriculum import Curriculum
 from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools
 from grpo_lightning.plugins.orders.replayed import Replayed
 from grpo_lightning.plugins.stale.source import StaleSource
