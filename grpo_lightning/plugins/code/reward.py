@@ -9,7 +9,7 @@ from typing import Any
 from grpo_lightning import ranks
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.sandbox.pool import WorkerPool, inside
+from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
 from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class CodeReward(Reward):
         self.column, self.partial_credit, self.unsafe = column, partial_credit, unsafe
         self.limits: dict[str, Any] = {
             "seconds": timeout,
+            "wall": 4 * timeout,
             "memory_mb": memory_limit_mb,
             "file_mb": max(1, memory_limit_mb // 64),
             "folder_mb": memory_limit_mb // 8,
@@ -104,7 +105,7 @@ class CodeReward(Reward):
         tasks = [[sample.turn, self._tests(sample.prompt.question), self.limits, whole] for sample in samples]
         result = RewardResult([], [], note=[])
         for sample, outcome in zip(samples, self._pool.map(inside("grading.grade", __file__), tasks), strict=True):
-            value, status, note = self._verdict(outcome.value) if outcome.status == Status.OK else self._lost(outcome)
+            value, status, note = self._verdict(outcome)
             result.value.append(value)
             result.status.append(status)
             result.note.append(note)
@@ -116,20 +117,19 @@ class CodeReward(Reward):
         """Ends the processes."""
         self._pool.close()
 
-    def _verdict(self, tests: list[list[str]]) -> tuple[float, str, str]:
-        """Value, status and note of a program whose tests have these statuses."""
-        if not tests:
+    def _verdict(self, outcome: Outcome) -> tuple[float, str, str]:
+        """Value, status and note of a program: 0 if it took too much, NaN where the sandbox failed."""
+        if outcome.status != Status.OK:
+            took = outcome.status in (Status.TIMEOUT, Status.MEMORY)
+            return 0.0 if took else math.nan, outcome.status, outcome.error
+        if not outcome.value:
             return 0.0, Status.NO_ANSWER, ""
-        passed = [status == Status.OK for status, _ in tests]
-        failed = next((one for one in tests if one[0] not in (Status.OK, "not_run")), [Status.OK, ""])
-        lines = [f"test {index}: {status} {why}".strip() for index, (status, why) in enumerate(tests, 1)]
-        value = sum(passed) / len(passed) if self.partial_credit else float(all(passed))
-        return value, failed[0], "\n".join(lines)
-
-    def _lost(self, outcome: Any) -> tuple[float, str, str]:
-        """The same of an answer that did not return: 0 if it took too much, NaN where the sandbox failed."""
-        took = outcome.status in (Status.TIMEOUT, Status.MEMORY)
-        return 0.0 if took else math.nan, outcome.status, outcome.error
+        statuses = [status for status, _ in outcome.value]
+        passed = statuses.count(Status.OK)
+        failed = next((status for status in statuses if status not in (Status.OK, "not_run")), Status.OK)
+        value = passed / len(statuses) if self.partial_credit else float(passed == len(statuses))
+        lines = [f"test {index}: {status} {why}".strip() for index, (status, why) in enumerate(outcome.value, 1)]
+        return value, failed, "\n".join(lines)
 
     def _tests(self, question: Question) -> Any:
         """The tests of a question."""
@@ -137,14 +137,12 @@ class CodeReward(Reward):
         if isinstance(tests, str) and tests.lstrip().startswith("["):
             tests = json.loads(tests)
         asserts = self.limits["command"] is None
-
-        def known(test: Any) -> bool:
-            return asserts if isinstance(test, str) else isinstance(test, dict) and {"stdin", "stdout"} <= test.keys()
-
         if isinstance(tests, str) and asserts and "def test" in tests:
             return tests
-        if isinstance(tests, list) and tests and all(map(known, tests)):
-            return tests
+        if isinstance(tests, list) and tests:
+            pairs = [isinstance(test, dict) and {"stdin", "stdout"} <= test.keys() for test in tests]
+            if all(pair or (asserts and isinstance(test, str)) for pair, test in zip(pairs, tests, strict=True)):
+                return tests
         raise UsageError(
             f"{question.source or 'a question'}: {self.column}={str(tests)[:80]}: {self.name} needs a list of asserts "
             "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}"

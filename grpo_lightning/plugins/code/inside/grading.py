@@ -29,6 +29,8 @@ MAX_ANSWER = 1 << 20  # bytes that a call may return
 OPERATORS = ("len", "getitem", "iter", "next", "str", "repr")
 CALLABLE = ("endswith", "startswith", "isdisjoint", "issubset", "issuperset")
 """Methods of plain data that are told what a test expects: a program's object may not have them."""
+NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
+"""What reading raises where a program has written in the place of the jail."""
 
 
 class Ended(BaseException):
@@ -43,32 +45,34 @@ class Session:
     def __init__(self, channel: socket.socket, seconds: float) -> None:
         self.channel, self.deadline, self.unread = channel, monotonic() + seconds, b""
 
-    def ask(self, of: int | str, name: str, args: Any = None, kwargs: Any = None) -> Any:
-        """The value of an attribute, or of a call of it."""
-        given = {} if args is None else {"args": jail.encode(args, number), "kwargs": jail.encode(kwargs, number)}
+    def ask(self, of: int | str, name: str, *given: Any) -> Any:
+        """The value of an attribute, or of a call of it with some arguments."""
+        call = dict(zip(("args", "kwargs"), (jail.encode(one, number) for one in given), strict=False))
         try:
-            self.channel.sendall(json.dumps({"of": of, "name": name} | given).encode() + b"\n")
-            while b"\n" not in self.unread:
-                self.channel.settimeout(max(0.001, self.deadline - monotonic()))
-                chunk = self.channel.recv(1 << 16)
-                self.unread += chunk
-                if not chunk or len(self.unread) > MAX_ANSWER:
-                    raise Ended("too long an answer" if chunk else "the program ended")
-            line, self.unread = self.unread.split(b"\n", 1)
-            reply = json.loads(line)
+            self.channel.sendall(json.dumps({"of": of, "name": name} | call).encode() + b"\n")
+            reply = json.loads(self._line())
             if "ended" in reply:
                 raise Ended(f"the program ended: {reply['ended']}")
-            raised = [str(kind) for kind in reply.get("raised", [])]
+            raised, text = [str(kind) for kind in reply.get("raised", [])], reply.get("text")
             value = None if raised else jail.decode(reply["value"], lambda key: Remote(int(key), self))
-        except OSError as error:
-            raise Ended(f"no answer: {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ArithmeticError) as error:
+        except NONSENSE as error:
             raise Ended(f"no answer: {error}") from error
         if raised:
             known = (getattr(builtins, kind, None) for kind in raised)
             kinds = (kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception))
-            raise next(kinds, Exception)(f"{raised[0]}: {reply.get('text')}")
+            raise next(kinds, Exception)(f"{raised[0]}: {text}")
         return value
+
+    def _line(self) -> bytes:
+        """The next line that the program's process writes."""
+        while b"\n" not in self.unread:
+            self.channel.settimeout(max(0.001, self.deadline - monotonic()))
+            chunk = self.channel.recv(1 << 16)
+            self.unread += chunk
+            if not chunk or len(self.unread) > MAX_ANSWER:
+                raise Ended("too long an answer" if chunk else "the program ended")
+        line, self.unread = self.unread.split(b"\n", 1)
+        return line
 
 
 class Remote:
@@ -125,78 +129,25 @@ def named(name: str) -> Any:
     return Remote(name) if isinstance(value, Remote) else value
 
 
-class Mother:
-    """The process whose copies run programs."""
-
-    def __init__(self, limits: dict[str, Any]) -> None:
-        self.limits, self.folder = limits, tempfile.mkdtemp()
-        self.control, other = socket.socketpair()
-        command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
-        clean = {"PYTHONHASHSEED": "0"}
-        given = [str(other.fileno()), self.folder, json.dumps(limits)]
-        with other:
-            self.process = subprocess.Popen(
-                [*command, *given], stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], env=clean
-            )
-        self.control.settimeout(60.0)
-        self.refused = self.ask()["error"]
-
-    def ask(self, *message: Any) -> dict[str, Any]:
-        """Sends a message, if there is one, and returns the next."""
-        if message:
-            jail.send(self.control, *message)
-        answer = jail.receive(self.control)
-        if answer is None:
-            raise RuntimeError("the process that starts programs has ended")
-        return dict(answer[0])
-
-    @contextlib.contextmanager
-    def program(self, source: str) -> Iterator["Program"]:
-        """A program that can be tested."""
-        own, other = socket.socketpair()
-        with own:
-            with other:
-                self.ask({}, [other.fileno()])
-            try:
-                yield Program(own, source, self.limits)
-            finally:
-                self.ask({})
-
-
 class Program:
     """A program in its jail."""
 
     def __init__(self, channel: socket.socket, source: str, limits: dict[str, Any]) -> None:
-        self.channel, self.limits, self.wall = channel, limits, 4 * limits["seconds"]
-        self.replies = channel.makefile("rb")
-        self.error, self.ended = "", dict[str, Any]()
-        file = {key: limits[key] for key in ("file", "command")}
-        jail.send(channel, file | {"source": source})
-        self.error = self.reply().get("error", "")
-        if limits["build"] and not self.error:
-            status, told = self.run(limits["build"], "")
-            self.error = "" if status == "ok" else f"{status}: {told}"
+        self.channel, self.source, self.limits = channel, source, limits
+        self.ended = dict[str, Any]()
+        answer = self._answer()
+        self.refused, self.error = answer.get("refused"), answer.get("error")
+        if limits["build"] and not (self.refused or self.error):
+            status, output = self.run("build", "")
+            self.error = "" if status == "ok" else f"{status}: {output}"
 
-    def reply(self) -> dict[str, Any]:
-        """The next reply of process 1, which a program may have overwhelmed, but which knows nothing that is secret."""
-        self.channel.settimeout(self.wall + PATIENCE)
-        try:
-            return dict(json.loads(self.replies.readline(1 << 16)))
-        except (OSError, ValueError, TypeError) as error:
-            raise Ended("crash") from error
-
-    def run(self, command: list[str] | None, stdin: str) -> tuple[str, str]:
+    def run(self, what: str, stdin: str) -> tuple[str, str]:
         """Status and output of the program on some input; or the status, and what went wrong."""
-        files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
-        try:
-            os.write(files[0], stdin.encode())
-            os.lseek(files[0], 0, os.SEEK_SET)
-            jail.send(self.channel, {"command": command, "wall": self.wall}, files)
-            ended, most = self.reply(), self.limits["file_mb"] << 20
+        most = self.limits["file_mb"] << 20
+        with descriptors(stdin.encode(), b"", b"") as files:
+            self._start(what, files)
+            ended = self._answer()
             out, err = (os.pread(one, most, 0).decode("utf-8", "replace") for one in files[1:])
-        finally:
-            for one in files:
-                os.close(one)
         if ended.get("late"):
             return "timeout", ""
         if len(out) >= most:
@@ -210,31 +161,63 @@ class Program:
         """The program as a module, for one test."""
         own, other = socket.socketpair()
         with own:
-            with other:
-                jail.send(self.channel, {"calls": True, "wall": self.wall}, [other.fileno()])
-            Session.current = Session(own, self.wall + PATIENCE)
+            with other, open(os.devnull, "r+b") as null:
+                self._start("calls", [null.fileno()] * 3 + [other.fileno()])
+            Session.current = Session(own, self.limits["wall"] + PATIENCE)
             try:
                 yield
             finally:
                 Session.current = None
                 own.close()
-                self.ended = self.reply()
+                self.ended = self._answer()
+
+    def _start(self, what: str, files: list[int]) -> None:
+        socket.send_fds(self.channel, [what.encode()], files)
+
+    def _answer(self) -> dict[str, Any]:
+        """The answer of the jail, which a program may have overwhelmed, but which knows nothing that is secret."""
+        self.channel.settimeout(self.limits["wall"] + PATIENCE)
+        try:
+            return dict(json.loads(self.channel.recv(1 << 16)))
+        except NONSENSE as error:
+            raise Ended("crash") from error
 
 
-MOTHERS: dict[str, Mother] = {}
+@contextlib.contextmanager
+def descriptors(*contents: bytes) -> Iterator[list[int]]:
+    """Files in memory, at their beginnings."""
+    files = [os.memfd_create("file") for _ in contents]
+    try:
+        for one, content in zip(files, contents, strict=True):
+            with open(one, "wb", closefd=False) as file:
+                file.write(content)
+            os.lseek(one, 0, os.SEEK_SET)
+        yield files
+    finally:
+        for one in files:
+            os.close(one)
 
 
-def mother(limits: dict[str, Any]) -> Mother:
-    """The one process that starts programs with these limits."""
-    key = json.dumps(limits)
-    if key not in MOTHERS or MOTHERS[key].process.poll() is not None:
-        MOTHERS[key] = Mother(limits)
-    return MOTHERS[key]
+@contextlib.contextmanager
+def enclosed(source: str, limits: dict[str, Any]) -> Iterator[Program]:
+    """A program that can be tested. With process 1 of its namespaces all that it has started ends."""
+    own, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__, str(other.fileno()), json.dumps(limits)]
+    clean = {"PYTHONHASHSEED": "0"}
+    with own, tempfile.TemporaryDirectory() as folder:
+        with other, descriptors(source.encode("utf-8", "replace")) as (file,):
+            process = subprocess.Popen(command, stdin=file, pass_fds=[other.fileno()], cwd=folder, env=clean)
+        try:
+            yield Program(own, source, limits)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def refusal(limits: dict[str, Any]) -> str:
     """Why programs cannot be enclosed on this machine; empty if they can."""
-    return mother(limits).refused
+    with enclosed("", limits | {"build": None}) as program:
+        return str(program.refused)
 
 
 def last_fence(text: str) -> str | None:
@@ -250,14 +233,18 @@ def last_fence(text: str) -> str | None:
     return None if is_open or found is None else "".join(found)
 
 
-def same_output(actual: str, expected: str) -> bool:
-    """True if two outputs are equal but for white space at the ends of lines and of the whole."""
-    first, second = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected))
-    return first == second
+def lines_of(output: str) -> list[str]:
+    """What is compared of an output: its lines, without white space at their ends and at that of the whole."""
+    return [line.rstrip() for line in output.rstrip().splitlines()]
 
 
-def run_block(program: Program, test: str) -> tuple[str, str]:
-    """Status of a test of asserts, and what went wrong."""
+def run_one(program: Program, test: Any) -> tuple[str, str]:
+    """Status of a test, and what went wrong."""
+    if isinstance(test, dict):
+        status, out = program.run("run", test["stdin"])
+        if status == "ok" and lines_of(out) != lines_of(test["stdout"]):
+            return "wrong", f"printed {out[-200:]!r} for {test['stdin'][:100]!r}"
+        return status, "" if status == "ok" else out
     try:
         with program.session():
             exec(compile(test, "test", "exec"), Names())
@@ -270,18 +257,20 @@ def run_block(program: Program, test: str) -> tuple[str, str]:
     return "ok", ""
 
 
-def run_one(program: Program, test: Any) -> tuple[str, str]:
-    """Status of a test, and what went wrong."""
-    if isinstance(test, str):
-        return run_block(program, test)
-    status, out = program.run(program.limits["command"], test["stdin"])
-    if status == "ok" and not same_output(out, test["stdout"]):
-        return "wrong", f"printed {out[-200:]!r} for {test['stdin'][:100]!r}"
-    return status, out if status != "ok" else ""
+def run_all(program: Program, tests: list[Any], whole: bool) -> list[tuple[str, str]]:
+    """Statuses of tests, run in an order that depends on the program."""
+    found = [("not_run", "")] * len(tests)
+    for index in random.Random(program.source).sample(range(len(tests)), len(tests)):
+        with contextlib.suppress(Ended):
+            found[index] = "crash", "it ended what runs it"
+            found[index] = run_one(program, tests[index])
+        if found[index][0] == "crash" or (whole and found[index][0] != "ok"):
+            break
+    return found
 
 
-def run_pytest(program: Program, text: str, seed: str) -> list[tuple[str, str]]:
-    """Statuses of the tests of a pytest file, by pytest."""
+def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
+    """Statuses of the tests of a pytest file, which imports the program as `solution`."""
     import pytest
 
     found: dict[str, tuple[str, str]] = {}
@@ -294,26 +283,17 @@ def run_pytest(program: Program, text: str, seed: str) -> list[tuple[str, str]]:
             with program.session():
                 return (yield)
 
+        pytest_runtest_protocol = pytest_collection
+
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
             found.update((item.nodeid, ("crash", "not run")) for item in items)
-            random.Random(seed).shuffle(items)
-
-        @pytest.hookimpl(wrapper=True)
-        def pytest_runtest_protocol(self, item: Any) -> Any:
-            with program.session():
-                return (yield)
+            random.Random(program.source).shuffle(items)
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when == "call" or report.failed:
                 lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
-                status = "ok" if report.passed else "wrong"
-                found[report.nodeid] = (
-                    status,
-                    "" if report.passed else f"{item_name(report)}: {''.join(lines[:1])[:300]}",
-                )
-
-    def item_name(report: Any) -> str:
-        return str(report.nodeid).split("::", 1)[-1]
+                why = f"{report.nodeid.split('::', 1)[-1]}: {''.join(lines[:1])[:300]}"
+                found[report.nodeid] = ("ok", "") if report.passed else ("wrong", why)
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(open(os.devnull, "w")):
         path = Path(folder) / "test_program.py"
@@ -341,19 +321,12 @@ def grade(text: str, tests: Any, limits: dict[str, Any], whole: bool) -> list[tu
     source = last_fence(text)
     if source is None:
         return []
-    with mother(limits).program(source) as program:
-        if program.error:
-            return [("error", program.error)]
-        if isinstance(tests, str):
-            return run_pytest(program, tests, source)
-        found = [("not_run", "")] * len(tests)
-        order = [*range(len(tests))]
-        random.Random(source).shuffle(order)
-        for index in order:
-            try:
-                found[index] = run_one(program, tests[index])
-            except Ended:
-                found[index] = "crash", "it ended what runs it"
-            if found[index][0] == "crash" or (whole and found[index][0] != "ok"):
-                break
-        return found
+    try:
+        with enclosed(source, limits) as program:
+            if program.refused:
+                raise RuntimeError(f"the program cannot be enclosed: {program.refused}")
+            if program.error:
+                return [("error", program.error)]
+            return run_pytest(program, tests) if isinstance(tests, str) else run_all(program, tests, whole)
+    except Ended:
+        return [("crash", "it ended what runs it")]
