@@ -261,7 +261,7 @@ def become(what: str, descriptors: list[int], code: Any, limits: dict[str, Any])
     command = limits["build" if what == "build" else "command"]
     if command:
         os.execvp(command[0], command)
-    sys.argv, sys.path[:0] = ["main.py"], [os.getcwd()]
+    sys.argv, sys.path = ["main.py"], [os.getcwd(), *sys.path, *limits["readable"]]
     vars(sys.modules["builtins"]).update(exit=sys.exit, quit=sys.exit)
     if what == "calls":
         answer_calls(code)
