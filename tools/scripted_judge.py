@@ -9,13 +9,9 @@ quoted before it, the gold answer, as a score from 0 to 10.
 import argparse
 import json
 import re
-from collections.abc import Callable
 from difflib import SequenceMatcher
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-Judge = Callable[[dict[str, Any]], str]
-"""From the body of a request to the text of the reply."""
 
 
 def quoted(body: dict[str, Any]) -> list[str]:
@@ -36,12 +32,18 @@ def by_likeness(body: dict[str, Any]) -> str:
 class Handler(BaseHTTPRequestHandler):
     """Answers as a server of OpenAI's kind does."""
 
-    judge: Judge
-
     def do_POST(self) -> None:
         """Answers a chat."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        choices = [{"message": {"role": "assistant", "content": type(self).judge(body)}}]
+        body = self.body()
+        self.chat(body, by_likeness(body))
+
+    def body(self) -> dict[str, Any]:
+        """The body of the request."""
+        return dict(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def chat(self, body: dict[str, Any], text: str) -> None:
+        """Sends a reply, with the tokens that it took."""
+        choices = [{"message": {"role": "assistant", "content": text}}]
         self.reply(200, json.dumps({"choices": choices, "usage": {"total_tokens": len(str(body)) // 4}}))
 
     def reply(self, status: int, text: str, **headers: str) -> None:
@@ -56,17 +58,11 @@ class Handler(BaseHTTPRequestHandler):
         """Prints nothing."""
 
 
-def served(judge: Judge, port: int = 0, handler: type[Handler] = Handler) -> ThreadingHTTPServer:
-    """A server of a judge; `serve_forever` begins."""
-    own = type("Judging", (handler,), {"judge": staticmethod(judge)})
-    return ThreadingHTTPServer(("127.0.0.1", port), own)
-
-
 def main() -> None:
     """Serves until it is interrupted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8100)
-    served(by_likeness, parser.parse_args().port).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -122,14 +122,12 @@ class JudgeReward(Reward):
         """Status `ok`; or, with a value of NaN, `error`, `timeout` or, if the reply breaks a rule, `unparseable`."""
         result = RewardResult([math.nan] * len(samples), [Status.OK] * len(samples), note=[""] * len(samples))
         groups = rows_by_prompt(samples) if self.group else [[row] for row in range(len(samples))]
-        # Equal completions are one answer: they get the same value.
-        texts = [[*dict.fromkeys(samples[row].turn for row in rows)] for rows in groups]
-        prompts = [samples[rows[0]].prompt.question for rows in groups]
-        if self.group:
-            for question, several in zip(prompts, texts, strict=True):
-                several.sort()  # so that the order does not depend on which was sampled first
-                random.Random(f"{self._seed()} {question.text}").shuffle(several)
-        bodies = [self.body(question, several) for question, several in zip(prompts, texts, strict=True)]
+        questions = [samples[rows[0]].prompt.question for rows in groups]
+        # Equal completions are one answer, and the order does not depend on which was sampled first.
+        texts = [sorted({samples[row].turn for row in rows}) for rows in groups]
+        for question, several in zip(questions, texts, strict=True):
+            random.Random(f"{self._seed()} {question.text}").shuffle(several)
+        bodies = [self.body(question, several) for question, several in zip(questions, texts, strict=True)]
         replies = self.service.ask(bodies, lambda index, text: self.read(text, len(texts[index])))
         for rows, several, reply in zip(groups, texts, replies, strict=True):
             for row in rows:
@@ -158,7 +156,7 @@ class JudgeReward(Reward):
 
     def read(self, text: str, num_answers: int) -> list[float]:
         """The values of all answers in a reply, from 0 to 1. Raises ValueError or the like where it breaks a rule."""
-        key = {"": "score"}.get(self.group, self.group)
+        key = self.group or "score"
         reply = json.loads(text, object_pairs_hook=_without_repeats)
         if not isinstance(reply, dict) or key not in reply or reply.keys() - {"reason", key}:
             raise ValueError(f"not an object with `reason` and `{key}`")
@@ -166,13 +164,11 @@ class JudgeReward(Reward):
         if self.group == "ranking":
             if sorted(given) != [*indices] or any(type(index) is not int for index in given):
                 raise ValueError(f"not an order of the answers 1 to {num_answers}")
-            last = max(1, num_answers - 1)
-            return [1 - given.index(index) / last for index in indices]
-        if self.group == "scores":
-            if given.keys() != {str(index) for index in indices}:
-                raise ValueError(f"not a score for each of the answers 1 to {num_answers}")
-            return [self._scaled(given[str(index)]) for index in indices]
-        return [self._scaled(given)]
+            return [1 - given.index(index) / max(1, num_answers - 1) for index in indices]
+        scores = given if self.group else {"1": given}
+        if scores.keys() != {str(index) for index in indices}:
+            raise ValueError(f"not a score for each of the answers 1 to {num_answers}")
+        return [self._scaled(scores[str(index)]) for index in indices]
 
     def close(self) -> None:
         """Ends the requests."""

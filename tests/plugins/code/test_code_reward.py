@@ -305,28 +305,6 @@ def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
     assert started_since(before) == []
 
 
-def many(count: int) -> list[Sample]:
-    """Honest programs of all kinds, each with numbers of its own."""
-    made = []
-    for index in range(count):
-        kind = index % 3
-        if kind == 0:
-            tests = [{"stdin": f"{index} {n}\n", "stdout": str(index * n + index)} for n in (1, 2)]
-            made.append(sample(f"a, b = map(int, input().split())\nprint(a * b + {index})", tests))
-        elif kind == 1:
-            made.append(
-                sample(
-                    f"def f(n):\n    return [n + {index}] * 3", [f"assert f({n}) == [{n + index}] * 3" for n in (1, 2)]
-                )
-            )
-        else:
-            program = f"import heapq\ndef f(xs):\n    return heapq.nsmallest({index % 7 + 1}, xs)"
-            made.append(
-                sample(program, ["xs = [5, 3, 9, 1, 7, 2, 8]\n" + f"assert f(xs) == sorted(xs)[:{index % 7 + 1}]"])
-            )
-    return made
-
-
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_honest_programs_pass_on_a_busy_machine(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     own = CodeReward(timeout=2.0, num_workers=2)
@@ -334,7 +312,7 @@ def test_honest_programs_pass_on_a_busy_machine(count: int, capsys: pytest.Captu
     try:
         own.setup(None)  # type: ignore[arg-type]
         began = time.monotonic()
-        result = own(many(count))
+        result = own([sample(*HONEST[(0, 4, 9)[index % 3]]) for index in range(count)])
         with capsys.disabled():
             print(f" {count / (time.monotonic() - began):.1f} programs per second beside two that spin", end="")
         assert result.value == [1.0] * count

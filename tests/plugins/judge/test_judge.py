@@ -4,10 +4,12 @@ import itertools
 import json
 import math
 import re
+import sqlite3
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers.judging import judging
@@ -161,8 +163,11 @@ def test_half_a_character_and_a_full_disk_keep_nobody_waiting(make: Any, tmp_pat
     with judging(lambda index, body: '{"reason": "\ud800", "score": 7}') as server:
         assert make(server.url)([sample("x")]).note == ['{"reason": "?", "score": 7}']
         (tmp_path / "file").write_text("")
-        result = make(server.url, cache=str(tmp_path / "file" / "cache.sqlite"))([sample("x")])
-        assert result.status == ["error"] and "Error: " in result.note[0]
+        reward = make(server.url, cache=str(tmp_path / "file" / "cache.sqlite"))  # cannot be read
+        assert reward([sample("x")]).status == ["error"] and "Error: " in reward.tally.examples["error"]
+        reward, stored = make(server.url, cache=str(tmp_path / "new.sqlite")), sqlite3.OperationalError("disk is full")
+        reward.service._stored = Mock(side_effect=[[], stored])
+        assert reward([sample("x")]).note == ["OperationalError: disk is full"]
 
 
 def order_of(body: dict[str, Any]) -> list[str]:
