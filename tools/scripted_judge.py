@@ -33,13 +33,12 @@ class Handler(BaseHTTPRequestHandler):
     """Answers as a server of OpenAI's kind does."""
 
     def do_POST(self) -> None:
-        """Answers a chat."""
-        body = self.body()
-        self.chat(body, by_likeness(body))
+        """Reads the body of a request."""
+        self.answer(dict(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
 
-    def body(self) -> dict[str, Any]:
-        """The body of the request."""
-        return dict(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+    def answer(self, body: dict[str, Any]) -> None:
+        """Answers a chat."""
+        self.chat(body, by_likeness(body))
 
     def chat(self, body: dict[str, Any], text: str) -> None:
         """Sends a reply, with the tokens that it took."""

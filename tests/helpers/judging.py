@@ -34,21 +34,20 @@ def judging(script: Script) -> Iterator[Scripted]:
     lock, over = threading.Lock(), threading.Event()
 
     class Own(Handler):
-        def do_POST(self) -> None:
-            body = self.body()
+        def answer(self, body: dict[str, Any]) -> None:
             with lock:
                 seen.times.append(time.monotonic())
                 seen.bodies.append(body)
                 index = len(seen.times) - 1
-            answer = script(index, body)
-            if answer == "hang":
+            told = script(index, body)
+            if told == "hang":
                 self.send_response(200)
                 self.end_headers()
                 over.wait(LIMIT)
-            elif isinstance(answer, str):
-                self.chat(body, answer)
+            elif isinstance(told, str):
+                self.chat(body, told)
             else:
-                status, text, *headers = answer
+                status, text, *headers = told
                 self.reply(status, text, **dict(*headers))
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Own)

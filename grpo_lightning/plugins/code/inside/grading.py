@@ -210,7 +210,7 @@ def enclosed(source: str, limits: dict[str, Any]) -> Iterator[Program]:
         try:
             yield Program(own, source, limits)
         finally:
-            process.kill()
+            process.terminate()
             process.wait()
 
 

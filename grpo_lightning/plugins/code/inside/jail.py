@@ -294,7 +294,7 @@ def end_others() -> None:
 
 
 def main() -> None:
-    """Serves as process 1 of new namespaces, until its parent ends."""
+    """Serves as process 1 of new namespaces, until its parent ends, or gets SIGTERM."""
     channel, limits = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     source, error, code = read("/proc/self/fd/0"), "", None
     used = int(read("/proc/self/statm").split()[0]) * resource.getpagesize()
@@ -303,6 +303,7 @@ def main() -> None:
             make_root(os.getcwd(), limits["readable"])
         if child := os.fork():
             channel.close()
+            signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
             os.waitpid(child, 0)
             return
         enclose(limits, used)
