@@ -173,8 +173,8 @@ HONEST: list[tuple[str, Any]] = [
     ("import subprocess\nprint(subprocess.run(['echo', 'hi'], capture_output=True, text=True).stdout)",
      [{"stdin": "", "stdout": "hi"}]),
     ("def f(n): return n * 2", ["assert f(2) == 4", "assert f(-1) == -2", "assert abs(f(0.1) - 0.2) < 1e-9"]),
-    ("def f(n): return (1, [2.5, None], {'a': {3}}, b'x', 1j, 2 ** 99, True)",
-     ["assert f(0) == (1, [2.5, None], {'a': {3}}, b'x', 1j, 2 ** 99, True)", "assert len(f(0)) == 7"]),
+    ("def f(n): return (1, [2.5, None], {'a': {3}}, b'x', 1j, 2 ** 99, True, bytearray(b'y'))",
+     ["assert f(0) == (1, [2.5, None], {'a': {3}}, b'x', 1j, 2 ** 99, True, b'y')", "assert len(f(0)) == 8"]),
     ("from fractions import Fraction as F\ndef f(): return F(1, 3)",
      ["from fractions import Fraction\nassert f() * 3 == 1"]),
     ("from collections import Counter, namedtuple, OrderedDict\nP = namedtuple('P', 'x y')\n"

@@ -88,22 +88,16 @@ def test_a_judge_that_fails_costs_its_sample_and_is_never_0(make: Any) -> None:
 
 def test_what_passes_is_repeated_and_never_before_the_time_that_the_server_asks_for(make: Any) -> None:
     def script(index: int, body: dict[str, Any]) -> Any:
-        return [(429, "slow down", {"Retry_After": "2"}), (500, "oh"), score(7)][min(index, 2)]
+        later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 4))
+        answers = (429, "slow", {"Retry_After": "2"}), (500, "oh"), (503, "", {"Retry_After": later}), score(7)
+        return answers[index]
 
     with judging(script) as server:
-        assert make(server.url, concurrency=1)([sample("x")]).value == [0.7]
-    first, second, third = server.times
-    assert second - first >= 2 and third - second >= 0.5
-
-
-def test_a_date_in_retry_after_is_kept_too(make: Any) -> None:
-    def script(index: int, body: dict[str, Any]) -> Any:
-        later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 3))
-        return score(7) if index else (429, "", {"Retry_After": later})
-
-    with judging(script) as server:
-        assert make(server.url)([sample("x")]).value == [0.7]
-    assert server.times[1] - server.times[0] >= 1.5
+        assert make(server.url, concurrency=1, retries=3)([sample("x")]).value == [0.7]
+    first, second, third, fourth = server.times
+    assert second - first >= 2 and third - second >= 0.5 and fourth - third >= 2.5
+    with judging(lambda index, body: (429, "", {"Retry_After": "1e9"})) as server:
+        assert make(server.url)([sample("y")]).status == ["error"]  # it would wait for ever
 
 
 def test_the_server_never_sees_more_than_the_rate(make: Any) -> None:
@@ -293,6 +287,8 @@ def test_no_completion_speaks_to_the_judge(make: Any) -> None:
         result = reward([sample(text) for text in INJECTIONS])
         assert result.value == [honest] * 60
         assert sorted(quoted(body)[-1] for body in server.bodies) == sorted([*INJECTIONS, "8", "7"])
+        # The tag, which is all that differs in the rules, depends on what it encloses.
+        assert len({body["messages"][0]["content"] for body in server.bodies}) == 62
         # Nor do questions and columns; and in a group no answer speaks for another.
         assert reward([sample("8", question=text) for text in INJECTIONS]).value == [honest] * 60
         group = make(server.url, GROUP, group="scores")
@@ -308,13 +304,6 @@ def test_the_judge_of_that_test_follows_what_is_quoted_carelessly() -> None:
         messages = [{"role": "system", "content": "Grade."}, {"role": "user", "content": asked}]
         obeyed += follows(0, {"messages": messages}) == score(10)
     assert obeyed == 60
-
-
-def test_the_tag_depends_on_what_it_encloses(make: Any) -> None:
-    reward = make("http://x/v1")
-    tags = {re.search(r"<(data-\w{16})>", reward.body(sample("").prompt.question, [text])["messages"][0]["content"])[1]
-            for text in INJECTIONS}  # type: ignore[index]  # fmt: skip
-    assert len(tags) == 60
 
 
 def test_kappa() -> None:

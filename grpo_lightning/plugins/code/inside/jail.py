@@ -173,6 +173,7 @@ LEAVES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     float: (float.__float__, float),
     complex: (str, complex),
     bytes: (lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
+    bytearray: (lambda value: value.decode("latin-1"), lambda text: bytearray(text, "latin-1")),
     Decimal: (str, Decimal),
     Fraction: (lambda value: [hex(value.numerator), hex(value.denominator)],
                lambda pair: Fraction(*(int(text, 16) for text in pair))),
