@@ -254,10 +254,9 @@ class EvaluatingModule(L.LightningModule):
 def judge_class(name: str) -> type[Reward]:
     """The class of rewards that a task names, by the name of a public one or an import path."""
     try:
-        found: type[Reward] = import_object(name if "." in name else f"grpo_lightning.{name}")
+        return cast(type[Reward], import_object(name if "." in name else f"grpo_lightning.{name}"))
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"model.validation.judge={name}, the task's, is not here ({error}): name another") from error
-    return found
 
 
 def grades_alike(one: Reward, other: Reward) -> bool:
