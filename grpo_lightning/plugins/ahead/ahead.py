@@ -1,21 +1,17 @@
 """A source that draws the next step's rollouts while a step is trained."""
 
-import logging
 from collections import deque
 from time import perf_counter
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
-from grpo_lightning.plugins.ahead.draw import Draw
+from grpo_lightning.plugins.ahead.draw import Draw, restored
 from grpo_lightning.types import require
-
-log = logging.getLogger(__name__)
 
 VERSION = "version"
 """The column of rollouts with the `Policy.version` of the weights that drew each token."""
@@ -147,15 +143,6 @@ class Ahead(Synchronous):
         return {"drawn": self._draws[0].ids.start if draws else self.drawn, "draws": draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from there, with any number of ranks; the rewards score again.
-
-        What was drawn for other prompts, or another size of groups or steps, is drawn again.
-        """
+        """Continues from there, with any number of ranks. Rewards score again; what does not fit is drawn anew."""
         super().load_state_dict(state)
-        draws = [Draw.from_state(self.inputs, one) for one in state.get("draws", [])]
-        if all(ranks.gather(None not in draws)):
-            self._draws = deque(draw for draw in draws if draw)
-        else:
-            rank_zero_only(log.warning)(
-                "loop.source: other prompts or sizes before: what was drawn ahead is drawn anew"
-            )
+        self._draws = deque(restored(self.inputs, state.get("draws", [])))

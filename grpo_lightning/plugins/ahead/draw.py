@@ -1,5 +1,6 @@
 """A step's completions, drawn in a thread while an earlier step is trained."""
 
+import logging
 from contextlib import closing
 from itertools import chain
 from threading import Thread
@@ -7,10 +8,14 @@ from time import perf_counter
 from typing import Any
 from zlib import crc32
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs
 from grpo_lightning.types import FinishReason, Prompt, RandomKey, Sample
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS, END_SECONDS = 0.1, 30.0
 NUMBERS = ("step", "begun", "version")  # of a draw, in a checkpoint
@@ -92,6 +97,15 @@ class Draw(Thread):
             if len(marked) != len(prompts) * inputs.group_size:
                 return None
         return draw if len(draw.ids) == inputs.prompts_per_step else None
+
+
+def restored(inputs: SourceInputs, states: list[dict[str, Any]]) -> list[Draw]:
+    """The draws of a checkpoint; none if they do not fit this run. Every rank must call it."""
+    draws = [draw for state in states if (draw := Draw.from_state(inputs, state))]
+    if all(ranks.gather(len(draws) == len(states))):
+        return draws
+    rank_zero_only(log.warning)("loop.source: other prompts or sizes before: what was drawn ahead is drawn anew")
+    return []
 
 
 def mark(prompt: Prompt) -> int:
