@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
-from grpo_lightning.policy.adapter import num_elements
 
 FLOAT32 = 4
 ADAMW = 7 * FLOAT32
@@ -51,8 +50,8 @@ class Cost:
         tables = {*head.parameters(), *embedding.parameters()}
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
-            token=6.0 * sum(num_elements(one) for one in model.parameters() if one not in tables),
-            drawn=6.0 * sum(map(num_elements, head.parameters())),
+            token=6.0 * sum(one.numel() for one in model.parameters() if one not in tables),
+            drawn=6.0 * sum(map(torch.numel, head.parameters())),
             pair=12.0 * config.num_hidden_layers * config.num_attention_heads * size,
         )
 
@@ -144,7 +143,7 @@ class Model:
         text = config.get_text_config(decoder=True)
         return cls(
             cost=cost,
-            parameters=sum(map(num_elements, model.parameters())),
+            parameters=sum(map(torch.numel, model.parameters())),
             weights=round((cost.token + cost.drawn) / 6),
             cache=cache_bytes_per_token(config, torch.float32) // FLOAT32,
             vocabulary=text.vocab_size,

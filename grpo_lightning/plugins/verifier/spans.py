@@ -115,7 +115,7 @@ def _span_of_chain(operators: tuple[str, ...], operands: tuple[Node, ...]) -> Sp
         if left[0] != "symbol":
             left, operator, right = right, FLIPPED.get(operator, operator), left
         side = span_of(right) if operator == "in" else _side(operator, right)
-        if left[0] != "symbol" or side is None:
+        if left[0] != "symbol" or side is None or (operator == "ne" and len(operators) > 1):
             return None
         total = _meet(total, side)
         names.add(left[1])
