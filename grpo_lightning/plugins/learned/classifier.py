@@ -29,6 +29,9 @@ class Classifier:
     `owner` is the class that has the other arguments: they are as in `TokenModel`.
     """
 
+    padding: int | None = None
+    """The token that inputs are padded with on the right; None is one that no input of the pack contains."""
+
     def __init__(
         self,
         owner: str,
@@ -84,11 +87,6 @@ class Classifier:
         """The most tokens of an input."""
         positions = getattr(self.config, "max_position_embeddings", None) or 2**31
         return self.max_length or min(positions, self.tokenizer.model_max_length)
-
-    @property
-    def padding(self) -> int | None:
-        """The token that inputs are padded with on the right; None is one that no input of the pack contains."""
-        return None
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """The float32 logits of token ids: [B, num_labels] of sequences, [B, longest, num_labels] of tokens."""
@@ -153,7 +151,7 @@ class RewardModel(Classifier):
         return model.eval().to(self.device)
 
     @property
-    def padding(self) -> int | None:
+    def padding(self) -> int | None:  # type: ignore[override]
         """The tokenizer's padding token, unless it is the end token too.
 
         The score is read at the last token that is not padding. If padding were the end token, the model would not see

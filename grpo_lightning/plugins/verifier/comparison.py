@@ -99,8 +99,9 @@ class Comparison:
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
         is_spelt = _spelling(answer) == spelling
+        verdict = gold.strip().casefold()
         words = answer.casefold().replace(r"\text", "").replace("{", "").replace("}", "").split()
-        is_verdict = gold.strip().casefold() in _VERDICTS and words[:1] == [f"{gold.strip().casefold()},"]
+        is_verdict = verdict in _VERDICTS and words[:1] == [f"{verdict},"]
         if is_verdict and _VERDICTS.isdisjoint(words) and not changes(words[1:]):
             return EQUAL  # `No, 57 = 3 \cdot 19`
         try:
