@@ -281,7 +281,7 @@ def scalars(folder: Path | str, without: tuple[str, ...] = CLOCK) -> dict[str, d
         for step, value in all_points:
             seen = found.setdefault(name, {}).setdefault(step, value)
             assert seen == value or (math.isnan(seen) and math.isnan(value)), f"{name} at {step}: {seen} and {value}"
-    return found
+    return {name: dict(sorted(steps.items())) for name, steps in sorted(found.items())}  # `repr` shows the order
 
 
 def points(folder: Path | str, without: tuple[str, ...] = CLOCK) -> dict[str, list[tuple[int, float]]]:
