@@ -173,6 +173,9 @@ class Report:
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
         facts = [meaning.format(judged=measure(self.configs))]
         facts += [f"a point per {width} steps, their mean"] if width > 1 else []
+        beside = re.sub(r"avg@\d+$", "ci95", name)
+        halves = [run.scalars[beside][-1][1] for run in self.runs if beside != name and beside in run.scalars]
+        facts += [f"± {max(halves):.3f} over questions at a run's end (95 %)"] if halves else []
         drawn = Markup()
         if any(any(one.points()) for one in series):
             drawn = chart(series, f"{name} over {axis.label}", axis, lines)
