@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
@@ -20,7 +19,7 @@ from grpo_lightning.plugins.verifier.numbers import (
 )
 
 DIGITS, MAX_DIGITS = 45, 4000
-NUM_POINTS, MIN_POINTS, NUM_PRECISE, NUM_SPARE, MAX_CONSTANTS = 64, 12, 12, 800, 4
+NUM_POINTS, MIN_POINTS, NUM_PRECISE, MAX_CONSTANTS = 64, 12, 12, 4
 _C: Node = ("symbol", "C")
 """The constant of integration: `\\sin^2 x + C` is `-\\cos^2 x + C`."""
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
@@ -86,7 +85,7 @@ def constant(tree: Node) -> Any:
     """The value of a formula that has the same one at all points, as `2x/x`; else None."""
     by = precise(DIGITS)
     values: list[Any] = []
-    for point in chain(_points(tree), _spare(tree)):
+    for point in _points(tree):
         by.largest = 0
         try:
             value = by.value(tree, point)
@@ -110,10 +109,7 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool
     is_complex |= any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
     good: list[Point] = []
     both = ("add", gold, answer)
-    points = list(_integers(both) if in_integers else _points(both))
-    for number, point in enumerate(chain(points, () if in_integers else _spare(both))):
-        if number >= len(points) and len(good) >= MIN_POINTS:
-            break
+    for point in _integers(both) if in_integers else _points(both):
         verdict = _agree_at(gold, answer, point, is_complex, in_integers)
         if verdict is False:
             return False
@@ -195,13 +191,6 @@ def _points(tree: Node) -> Iterator[Point]:
             yield {name: size * Fraction(rng.randrange(-300, 300) | 1, 97) for name in names}
     if any(node[0] == "call" and node[1] in ROUNDED for node in nodes(tree)):
         yield from _integers(tree)
-
-
-def _spare(tree: Node) -> Iterator[Point]:
-    """More points, for formulas with a value at few points."""
-    rng, names = random.Random(2), sorted(symbols(tree))
-    for _ in range(NUM_SPARE):
-        yield {name: rng.choice(_SIZES) * Fraction(rng.randrange(-1500, 1500) | 1, 997) for name in names}
 
 
 @lru_cache(maxsize=1 << 10)

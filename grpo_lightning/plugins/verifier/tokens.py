@@ -57,9 +57,8 @@ _SCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+|[₀-₉]+")
 _ROOT = re.compile(r"√\s*(\([^()]*\)|\{[^{}]*\}|\d+|\w)")
 _LEXEME = re.compile(
     r"""(?P<space>(?:\s|~|\\[,:;\ >!]|\\q?quad(?![A-Za-z])|\\\s)+)
-    |(?P<compound>[0-9]{1,2}(?=(?:-[A-Za-z]{3,})+))
     |(?P<repeating>([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\\bar\s*)?(?:\{\s*([0-9]+)\s*\}|([0-9]))
-        |([0-9]*)\.([0-9]*?)([0-9]{1,3}?)\10{2,}(?:\.\.\.|\s*\\[lc]?dots(?![a-z])))
+        |([0-9]*)\.([0-9]*?)([0-9]{1,3}?)\9{2,}(?:\.\.\.|\s*\\[lc]?dots(?![a-z])))
     |(?P<number>[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!\s*|\\,|,(?=[0-9])|\ )[0-9]{3})+(?![0-9,][0-9]|[0-9])(?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9.]))?)
     |(?P<command>\\[A-Za-z]+\*?|\\.)
@@ -175,15 +174,8 @@ class _Cutter:
         if is_money and self.text[self.position :][:1].isdigit():
             self.add("mark", "$")
 
-    def _compound(self, match: re.Match[str]) -> None:
-        """`3-digit` in `12 3-digit numbers`, or the number of a difference."""
-        if self.last.kind in ("number", "word") and self.spaced:
-            self._word(match.start())
-        else:
-            self.add("number", match[0])
-
     def _repeating(self, match: re.Match[str]) -> None:
-        whole, fixed, *period = (group for group in match.groups()[3:] if group is not None)
+        whole, fixed, *period = (group for group in match.groups()[2:] if group is not None)
         self.add("number", f"{whole or 0}.{fixed}({period[0]})")
 
     def _number(self, match: re.Match[str]) -> None:
