@@ -61,6 +61,7 @@ RECIPES = {
     "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators +- --updates 1200",
     "runs/guess_policy": "tools/make_turns_policy.py --task guess",
     "runs/longer_sums": "experiments/warm_start/make_data.py",
+    "runs/mixed_sums": "experiments/warm_start/make_data.py --short",
     "runs/warm_policy": "experiments/warm_start/make_policy.py",
     "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
