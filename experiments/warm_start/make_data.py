@@ -25,7 +25,9 @@ def row(left: int, right: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--short", action="store_true", help="train on some sums of two digits too, and hold others out")
+    parser.add_argument(
+        "--short", action="store_true", help="train on some sums of two digits too, and hold others out"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True)
     rng = random.Random(0)

@@ -13,6 +13,7 @@ from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
+from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
@@ -137,7 +138,7 @@ class _Rows:
     def _forward(self, ids: Tensor, length: int) -> None:
         """Passes on [r, T] tokens, whose columns end at `length`; finds the logits [r, V] of what follows."""
         takes = inspect.signature(self.policy.trunk.forward).parameters
-        mask, name = self.mask[:, :length], "past_key_values"
+        mask, name = self.mask[:, :length], cache_name(self.policy.trunk)
         position = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if "cache_params" in takes:  # Mamba's cache has no columns.
             mask, name = mask[:, -ids.shape[1] :], "cache_params"

@@ -1,5 +1,6 @@
 """The common parts of transformers' models: trunk and head, what ends a completion, what is switched off."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,11 @@ def trunk_of(model: PreTrainedModel) -> nn.Module:
     trunk = model.get_decoder() if composite else model.base_model
     # Llama 4's text model has no base_model.
     return getattr(model, "model", model) if trunk is model else trunk
+
+
+def cache_name(trunk: nn.Module) -> str:
+    """The argument that takes the cache: `cache` since transformers 5.24, before it `past_key_values`."""
+    return "cache" if "cache" in inspect.signature(trunk.forward).parameters else "past_key_values"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from grpo_lightning.plugins.fast.kv_memory import READ_TOKENS
 from grpo_lightning.plugins.fast.prefill import read
 from grpo_lightning.plugins.fast.shared_prompts import SharedPrompts
 from grpo_lightning.plugins.fast.slab import SlabLayer
+from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
 
@@ -126,10 +127,10 @@ class Batch:
         # With four dimensions it goes to the attention as it is, and only `slab.mask` knows windows.
         hidden = self.policy.hidden(
             token[:, None],
-            past_key_values=self.cache,
             position_ids=position[:, None],
             attention_mask=mask if mask is None or self.windows else mask[:, None, None],
             use_cache=True,
+            **{cache_name(self.policy.trunk): self.cache},
             **({} if self.shared is None else {"shared_prompts": self.shared}),
         )
         self.logits = self.policy.logits(hidden[:, 0])

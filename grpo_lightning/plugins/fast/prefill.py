@@ -1,6 +1,7 @@
 """Reading prompts: their keys and values into a slab, and the states of their last tokens."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from grpo_lightning.maths import ragged
 from grpo_lightning.plugins.fast.kept_rows import MASK_ELEMENTS, KeptRow
 from grpo_lightning.plugins.fast.slab import SlabLayer
+from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.policy.policy import Policy
 
 
@@ -45,16 +47,16 @@ def read(
         index, position = ragged.segments(lengths), ragged.positions(lengths)
         places = (row[index], first[index] + position), (index, position)
         after = (row, seen) if starts[rows[0]] else None
-        options = {}
+        cache = Cache(layers=[_PackLayer(layer, len(prompts), *places, after) for layer in layers])
+        options: dict[str, Any] = {cache_name(policy.trunk): cache}
         if after:
             column = torch.arange(seen, device=device)
             position_ids = first[:, None] + column[: max(len(rest[row]) for row in rows)]
             # The model may have no positions for the padding.
             options["position_ids"] = position_ids.clamp(max=seen - 1)
             options["attention_mask"] = (column <= position_ids[..., None])[:, None]
-        cache = Cache(layers=[_PackLayer(layer, len(prompts), *places, after) for layer in layers])
         flat = torch.tensor([token for row in rows for token in rest[row]], device=device)
-        hidden = policy.hidden(ragged.pad(flat, lengths), past_key_values=cache, use_cache=True, **options)
+        hidden = policy.hidden(ragged.pad(flat, lengths), use_cache=True, **options)
         last.append(hidden[torch.arange(len(rows), device=device), lengths - 1])
         order += rows
     for layer in layers:

@@ -68,8 +68,7 @@ def test_two_rewards_are_judged_by_one(folder: Path, grpo: Grpo) -> None:
         assert 0 < own["val/avg@8"][0] < own["val/pass@8"][0] < 1
         # All begin alike, whatever their total is.
         assert own["val/avg@8"][-1] == scalars(folder / "form")["val/avg@8"][-1]
-    totals = [scalars(folder / name)["val/reward"][-1] for name in REWARDS]
-    assert len(set(totals)) == 2
+    assert len({scalars(folder / name)["val/reward"][-1] for name in REWARDS}) == 2
 
 
 @pytest.mark.usefixtures("arms")
