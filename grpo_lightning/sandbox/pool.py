@@ -143,8 +143,8 @@ class _Run:
             if worker.job == IDLE and worker.function != self.function:
                 worker.load(self.function)
             elif worker.job == IDLE and self.waiting:
-                index = self.waiting.popleft()
-                worker.send(index, {"task": self.tasks[index]}, self.pool.timeout)
+                worker.job = self.waiting.popleft()
+                worker.send({"task": self.tasks[worker.job]}, self.pool.timeout)
 
     def _start(self) -> None:
         self.pool._running.append(Worker(self.pool.timeout, self.pool.memory_limit_mb, self.pool.cpu_seconds))
@@ -154,7 +154,9 @@ class _Run:
         try:
             reply = worker.receive() if readable else None
         except EOFError:
-            late = monotonic() >= worker.deadline or worker.process.wait() == 128 + signal.SIGPROF
+            late = monotonic() >= worker.deadline
+            worker.kill()  # it may have answered nonsense
+            late = late or worker.process.returncode == 128 + signal.SIGPROF
             return self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
         if reply is None:
             if monotonic() >= worker.deadline:
