@@ -33,7 +33,6 @@ class CodeReward(Reward):
         command: The command that runs a program, for other languages: `[node, main.js]`. Only tests with `stdin` then.
         build: The command that compiles the program, once per completion.
         file: The name of the file that the program is written to.
-        folders: Folders that a program may read and import from, if everybody may, beside Python's own.
         unsafe: Runs programs without namespaces where these are missing, as you. They can then do all that you can.
         num_workers: Number of programs under way at once.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
@@ -51,7 +50,6 @@ class CodeReward(Reward):
         command: list[str] | None = None,
         build: list[str] | None = None,
         file: str = "main.py",
-        folders: Sequence[str] = (),
         unsafe: bool = False,
         num_workers: int = 2,
         weight: float = 1.0,
@@ -63,15 +61,10 @@ class CodeReward(Reward):
         self.column, self.partial_credit, self.unsafe = column, partial_credit, unsafe
         self.limits: dict[str, Any] = {
             "seconds": timeout,
-            "wall": 4 * timeout,
             "memory_mb": memory_limit_mb,
-            "file_mb": max(1, memory_limit_mb // 64),
-            "folder_mb": memory_limit_mb // 8,
-            "processes": 32,
             "command": command,
             "build": build,
             "file": file,
-            "readable": [*folders],
             "unsafe": False,
         }
         self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
