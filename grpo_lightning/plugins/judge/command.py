@@ -6,38 +6,33 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
+Counts = Counter[tuple[bool, bool]]
+"""The number of completions by the verdicts of verifier and judge."""
 
-def kappa(counts: Counter[tuple[bool, bool]]) -> float:
-    """Cohen's kappa of pairs of verdicts: the agreement beyond chance, as a fraction of what is possible beyond it."""
+
+def kappa(counts: Counts) -> float:
+    """Cohen's kappa: the agreement beyond chance, as a fraction of what is possible beyond it."""
     total = counts.total()
-    agreed = (counts[True, True] + counts[False, False]) / total
     rights = [sum(count for pair, count in counts.items() if pair[side]) / total for side in (0, 1)]
     chance = math.prod(rights) + math.prod(1 - right for right in rights)
-    return math.nan if chance == 1 else (agreed - chance) / (1 - chance)
+    return math.nan if chance == 1 else (agreement(counts) - chance) / (1 - chance)
 
 
-def table(counts: Counter[tuple[bool, bool]], num_failed: int) -> str:
-    """The verdicts of verifier and judge, counted, with their agreement."""
-    agreed = (counts[True, True] + counts[False, False]) / counts.total()
-    return f"""| verifier | judge: right | judge: wrong |
-|---|---|---|
-| right | {counts[True, True]} | {counts[True, False]} |
-| wrong | {counts[False, True]} | {counts[False, False]} |
-
-agreement {agreed:.3f}, Cohen's kappa {kappa(counts):.3f}, {num_failed} of {counts.total() + num_failed} not judged"""
+def agreement(counts: Counts) -> float:
+    """The fraction of equal verdicts."""
+    return (counts[True, True] + counts[False, False]) / counts.total()
 
 
 def labelled(path: Path, label: str) -> list[tuple[Sample, bool]]:
     """The completions of a file, as `grpo predict` writes it, with the verifier's verdicts."""
-    rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     found = []
-    for index, row in enumerate(rows):
+    for index, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        row = json.loads(line)
         value = row.get("label", row.get("scores", {}).get(label))
         if value is not None:
             question = Question(row["question"], row.get("answer", ""), f"{path}:{index + 1}", row.get("metadata", {}))
@@ -58,18 +53,21 @@ def main(args: Sequence[str] | None = None) -> int:
     add("config", type=Path, help="a YAML file of the arguments of JudgeReward: url, model, rubric and others")
     add("--against", type=Path, required=True, metavar="FILE", help="completions with verdicts: a file of grpo predict")
     add("--label", default="math_verifier", help="the reward whose score is the verdict, where rows have no `label`")
-    add("--threshold", type=float, default=0.5, help="the judge says right above this value, from 0 to 1")
     given = parser.parse_args(args)
     from grpo_lightning.plugins.judge.reward import JudgeReward  # imports torch, which --help need not wait for
 
     reward = JudgeReward(**yaml.safe_load(given.config.read_text(encoding="utf-8")))
-    if reward.group:
-        raise UsageError("grpo judge: a verdict is of one completion; leave out `group`")
     pairs = labelled(given.against, given.label)
     reward.read_questions([sample.prompt.question for sample, _ in pairs])
-    result = reward([sample for sample, _ in pairs])
-    both = [(right, value) for (_, right), value in zip(pairs, result.value, strict=True) if not math.isnan(value)]
-    if not both:
+    values = reward([sample for sample, _ in pairs]).value
+    counts = Counter((right, value > 0.5) for (_, right), value in zip(pairs, values, strict=True) if value == value)
+    if not counts:
         raise UsageError(f"grpo judge: reward {reward.tally.describe()}")
-    print(table(Counter((right, value > given.threshold) for right, value in both), len(pairs) - len(both)))
+    print(
+        f"| verifier | judge: right | judge: wrong |\n|---|---|---|\n"
+        f"| right | {counts[True, True]} | {counts[True, False]} |\n"
+        f"| wrong | {counts[False, True]} | {counts[False, False]} |\n\n"
+        f"agreement {agreement(counts):.3f}, Cohen's kappa {kappa(counts):.3f}, "
+        f"{len(pairs) - counts.total()} of {len(pairs)} not judged"
+    )
     return 0

@@ -16,6 +16,7 @@ from helpers.judging import judging
 from helpers.waiting import LIMIT, wait_until
 
 from grpo_lightning.plugins.judge import command
+from grpo_lightning.plugins.judge.limit import Limit
 from grpo_lightning.plugins.judge.reward import JudgeReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -36,8 +37,10 @@ def make(tmp_path: Path) -> Any:
 
     def make(url: str, rubric: str = RUBRIC, **options: Any) -> JudgeReward:
         (tmp_path / "rubric.txt").write_text(rubric)
-        options = {"cache": str(tmp_path / "cache" / "judge.sqlite"), "retries": 2, "timeout": LIMIT} | options
+        pauses = (0.5,) * options.pop("retries", 2)
+        options = {"cache": str(tmp_path / "cache" / "judge.sqlite"), "timeout": LIMIT} | options
         made.append(JudgeReward(url, "tiny", str(tmp_path / "rubric.txt"), **options))
+        made[-1].service.pauses = pauses
         return made[-1]
 
     yield make
@@ -81,7 +84,7 @@ def test_a_judge_that_fails_costs_its_sample_and_is_never_0(make: Any) -> None:
     assert result.status == ["ok", "error", "unparseable", "error", "error", "error", "timeout"]
     assert result.value[0] == 1 and all(map(math.isnan, result.value[1:]))
     assert reward.tally.failed == {"error": 4, "unparseable": 1, "timeout": 1}
-    assert "not an object" not in reward.tally.examples["error"] and "HTTP 401 no key" in reward.tally.examples["error"]
+    assert "not an object" not in reward.tally.examples["error"] and "401 no key" in reward.tally.examples["error"]
     asked = Counter(quoted(body)[-1] for body in server.bodies)
     assert asked == {"fine": 1, "refused": 1, "garbage": 1, "no chat": 2, "no JSON": 2, "down": 2, "hangs": 2}
 
@@ -100,41 +103,36 @@ def test_what_passes_is_repeated_and_never_before_the_time_that_the_server_asks_
         assert make(server.url)([sample("y")]).status == ["error"]  # it would wait for ever
 
 
-def test_the_server_never_sees_more_than_the_rate(make: Any) -> None:
+def test_the_server_never_sees_more_than_the_rate(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limit, "period", 1.0)
     with judging(by_text) as server:
-        reward = make(server.url, requests_per_minute=600, concurrency=16)
+        reward = make(server.url, requests_per_minute=10, concurrency=16)
         assert reward([sample(f"{n / 10}") for n in range(35)]).status == ["ok"] * 35
     assert len(server.times) == 35 and server.most_within(1.0) <= 10
     with judging(by_text) as server:
-        reward = make(server.url, requests_per_minute=6000, concurrency=16, cache="")
-        reward.service.share(10)  # ten processes
-        reward([sample(f"{n / 10}") for n in range(25)])
-    assert server.most_within(1.0) <= 10
-
-
-def test_the_server_never_sees_more_tokens_than_the_rate(make: Any) -> None:
-    with judging(by_text) as server:
-        reward = make(server.url, tokens_per_minute=4000, concurrency=16, options={"max_tokens": 300})
-        reward.service.limits[1].period = 1.0
-        assert reward([sample(f"{n / 10}") for n in range(20)]).status == ["ok"] * 20
+        reward = make(server.url, requests_per_minute=5, concurrency=16, cache="")
+        reward.service.share(10)  # ten processes: half a request in a minute
+        reward([sample(f"{n / 10}") for n in range(3)])
+    assert server.most_within(2.0) == 1
     # A request is estimated at 300 tokens and a third of its bytes; the server counts about 200.
+    with judging(by_text) as server:
+        reward = make(server.url, tokens_per_minute=4000, concurrency=16, options={"max_tokens": 300}, cache="")
+        assert reward([sample(f"{n / 10}") for n in range(20)]).status == ["ok"] * 20
     tokens = [len(str(body)) // 4 for body in server.bodies]
-    assert min(tokens) > 150
-    assert server.most_within(1.0) * max(tokens) <= 4000
+    assert min(tokens) > 150 and server.most_within(1.0) * max(tokens) <= 4000
 
 
 def test_a_repeated_step_asks_nothing_again(make: Any) -> None:
     samples = [sample("1"), sample("2"), sample("2"), sample("bad")]
     with judging(lambda index, body: "bad" if quoted(body)[-1] == "bad" else by_text(index, body)) as server:
         first = make(server.url)(samples)
-        assert len(server.times) == 3  # equal completions are asked for once
         again = make(server.url)(samples)
-        assert [quoted(body)[-1] for body in server.bodies[3:]] == ["bad"]  # a failure is not kept
-        assert repr(again.value) == repr(first.value) and again.note[:3] == first.note[:3]
+        assert len(server.times) == 3  # equal completions are asked for once
+        assert repr(again.value) == repr(first.value) and again.note == first.note
         make(server.url, rubric="Other. " + RUBRIC)(samples[:1])
         make(server.url)([sample("1", question="4+3")])
         make(server.url, options={"temperature": 1})(samples[:1])
-        assert len(server.times) == 7
+        assert len(server.times) == 6
     assert make("http://127.0.0.1:9/v1", retries=0)(samples[:3]).value == [0.1, 0.2, 0.2]  # the server is gone
 
 
@@ -168,28 +166,23 @@ def order_of(body: dict[str, Any]) -> list[str]:
     return quoted(body)[1:]
 
 
-def best_first(index: int, body: dict[str, Any]) -> str:
-    texts = order_of(body)
-    ranked = sorted(range(len(texts)), key=lambda row: -float(texts[row]))
-    return json.dumps({"reason": "", "ranking": [row + 1 for row in ranked]})
-
-
 def all_scores(index: int, body: dict[str, Any]) -> str:
     scores = {str(row): float(text) for row, text in enumerate(order_of(body), 1)}
     return json.dumps({"reason": "", "scores": scores})
 
 
-def test_a_group_is_one_call_in_an_order_that_the_seed_decides(make: Any) -> None:
+def test_a_group_is_one_call_in_an_order_that_the_seed_decides(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["4", "1", "3", "2", "3"]
     samples = [sample(text, prompt, f"q{prompt}") for text in texts for prompt in (0, 1)]
-    with judging(best_first) as server:
-        result = make(server.url, GROUP, group="ranking", seed=1)(samples)
+    with judging(all_scores) as server:
+        result = make(server.url, GROUP, group="ranking")(samples)
         assert result.value == pytest.approx([1, 1, 0, 0, 2 / 3, 2 / 3, 1 / 3, 1 / 3, 2 / 3, 2 / 3])
         assert len(server.bodies) == 2  # and equal completions are one answer
-        make(server.url, GROUP, group="ranking", seed=1)(samples[::-1])
+        make(server.url, GROUP, group="ranking")(samples[::-1])
         assert len(server.bodies) == 2  # the order of sampling changes nothing
         for seed in range(2, 12):
-            make(server.url, GROUP, group="ranking", seed=seed)(samples)
+            monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+            make(server.url, GROUP, group="ranking")(samples)
     orders = {tuple(order_of(body)) for body in server.bodies}
     assert len(orders) > 10 and {one[0] for one in orders} == {"1", "2", "3", "4"}
     with judging(all_scores) as server:
@@ -199,16 +192,15 @@ def test_a_group_is_one_call_in_an_order_that_the_seed_decides(make: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("group", "reply"),
+    ("group", "scores"),
     [
-        *(("ranking", text) for text in ("[1, 2]", "[1, 2, 2]", "[1, 2, 3, 4]", "[0, 1, 2]", '["1", "2", "3"]')),
-        *(("ranking", text) for text in ("[1, [2, 3]]", "[1.0, 2, 3]", "[true, 2, 3]", "7", "{}")),
-        *(("scores", text) for text in ('{"1": 7, "2": 8}', '{"1": 7, "1": 7, "2": 8, "3": 9}', "[7, 8, 9]")),
+        ("ranking", '{"1": 7, "2": 8, "3": 7}'),
+        *(("scores", text) for text in ('{"1": 7, "2": 8}', '{"1": 7, "1": 7, "2": 8, "3": 9}', "[7, 8, 9]", "7")),
         *(("scores", text) for text in ('{"1": 7, "2": 8, "3": 11}', '{"1": 7, "2": 8, "3": 9, "4": 1}')),
     ],
 )
-def test_ties_missing_and_repeated_indices_are_failures_of_the_group(make: Any, group: str, reply: str) -> None:
-    with judging(lambda index, body: f'{{"reason": "", "{group}": {reply}}}') as server:
+def test_ties_missing_and_repeated_indices_are_failures_of_the_group(make: Any, group: str, scores: str) -> None:
+    with judging(lambda index, body: f'{{"reason": "", "scores": {scores}}}') as server:
         result = make(server.url, GROUP, group=group)([sample(text) for text in "abc"])
     assert result.status == ["unparseable"] * 3 and all(map(math.isnan, result.value))
 
@@ -240,7 +232,7 @@ def test_mistakes_are_told_before_the_run(make: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no \{level\} in train.jsonl:0; there are completion, question, answer"):
         reward.read_questions([sample("").prompt.question])
     for given, message in [
-        ({"url": "x"}, "url=x"), ({"low": 3, "high": 3}, "low=3"), ({"concurrency": 0}, "concurrency=0"),
+        ({"url": "x"}, "url: 'x' is no address"), ({"low": 3, "high": 3}, "low=3"), ({"concurrency": 0}, "concurrency=0"),
         ({"requests_per_minute": 0}, "requests_per_minute=0"), ({"rubric": GROUP}, r"lacks \{completion\}"),
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):

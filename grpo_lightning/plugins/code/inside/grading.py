@@ -69,7 +69,7 @@ class Program:
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of the program."""
-        if hasattr(builtins, name) or name.startswith("__"):
+        if name.startswith("__"):
             raise AttributeError(name)
         return partial(self.call, name)
 
@@ -81,10 +81,9 @@ class Names(dict[str, Any]):
         self.program = program
 
     def __missing__(self, name: str) -> Any:
-        try:
-            return self.program.function(name)
-        except AttributeError as error:
-            raise KeyError(name) from error
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return self.program.function(name)
 
 
 @contextlib.contextmanager
