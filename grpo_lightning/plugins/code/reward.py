@@ -10,7 +10,7 @@ from grpo_lightning import ranks
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
-from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least, require
 
 log = logging.getLogger(__name__)
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 class CodeReward(Reward):
     """1 if the program in the last fence of a completion passes all tests of its question, else 0.
 
-    The tests are a column of the data. It holds a list of asserts, as text, and of dicts with `stdin` and `stdout`;
-    such a list as JSON; or the text of a pytest file, which imports from `solution`.
+    The column `tests` of the data holds a list of asserts, as text, and of dicts with `stdin` and `stdout`; such a list
+    as JSON; or the text of a pytest file, which imports from `solution`.
 
     A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. What a
-    test expects is never there: asserts run outside, and get what the program's functions return as plain data.
-    A machine that cannot enclose a program is refused.
+    test expects is never there: asserts run outside. They call the program's functions, each call afresh, and get
+    numbers, text, bytes, lists, tuples, dicts and sets; an object of the program fails the test. A machine that cannot
+    enclose a program is refused.
 
     Args:
-        column: The column of the data that holds the tests.
         partial_credit: The value is the fraction of tests passed.
         timeout: CPU seconds per test. A test that only waits is ended after four times as long.
         memory_limit_mb: Memory per process of a program in MiB. Its files, in memory too, may have an eighth of it.
@@ -43,7 +43,6 @@ class CodeReward(Reward):
 
     def __init__(
         self,
-        column: str = "tests",
         partial_credit: bool = False,
         timeout: float = 5.0,
         memory_limit_mb: int = 512,
@@ -58,10 +57,11 @@ class CodeReward(Reward):
         super().__init__(weight, name)
         at_least("timeout", timeout, 1, type(self).__name__)
         at_least("memory_limit_mb", memory_limit_mb, 64, type(self).__name__)
-        self.column, self.partial_credit, self.unsafe = column, partial_credit, unsafe
+        self.partial_credit, self.unsafe = partial_credit, unsafe
         self.limits: dict[str, Any] = {
             "seconds": timeout,
             "memory_mb": memory_limit_mb,
+            "file_bytes": memory_limit_mb << 14,
             "command": command,
             "build": build,
             "file": file,
@@ -76,18 +76,19 @@ class CodeReward(Reward):
 
     def setup(self, run: Run) -> None:
         """Refuses a machine that cannot enclose programs, unless that is allowed."""
-        (outcome,) = self._pool.map(inside("grading.refusal", __file__), [[self.limits]])
-        if outcome.status == Status.OK and not outcome.value:
+        empty = ["```\n```", [], self.limits | {"build": None}, True]
+        (outcome,) = self._pool.map(inside("grading.grade", __file__), [empty])
+        if outcome.status == Status.OK:
             return
-        why = f"programs cannot be enclosed here: {outcome.value or outcome.error or outcome.status}"
+        why = f"{self.name}: {outcome.error or outcome.status}"
         if not self.unsafe:
             raise UsageError(
-                f"{self.name}: {why}. It takes user namespaces of Linux 5.14 or newer, which a container may "
-                "forbid. `unsafe: true` runs what the policy writes with all your rights"
+                f"{why}. It takes user namespaces of Linux 5.14 or newer on x86-64, which a container may forbid. "
+                "`unsafe: true` runs what the policy writes with all your rights"
             )
         self.limits["unsafe"] = True
         if ranks.rank() == 0:
-            log.warning("%s: %s; unsafe=true: they run with all your rights", self.name, why)
+            log.warning("%s; unsafe=true: programs run with all your rights", why)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or that of the first test that failed: `wrong`, `error`, `timeout`, `too_long` or `crash`.
@@ -126,17 +127,17 @@ class CodeReward(Reward):
 
     def _tests(self, question: Question) -> Any:
         """The tests of a question."""
-        tests = question.metadata.get(self.column)
+        tests, calls = question.metadata.get("tests"), self.limits["command"] is None
         if isinstance(tests, str) and tests.lstrip().startswith("["):
             tests = json.loads(tests)
-        asserts = self.limits["command"] is None
-        if isinstance(tests, str) and asserts and "def test" in tests:
-            return tests
-        if isinstance(tests, list) and tests:
+        if isinstance(tests, list):
             pairs = [isinstance(test, dict) and {"stdin", "stdout"} <= test.keys() for test in tests]
-            if all(pair or (asserts and isinstance(test, str)) for pair, test in zip(pairs, tests, strict=True)):
-                return tests
-        raise UsageError(
-            f"{question.source or 'a question'}: {self.column}={str(tests)[:80]}: {self.name} needs a list of asserts "
-            "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}"
+            fits = all(pair or (calls and isinstance(test, str)) for pair, test in zip(pairs, tests, strict=True))
+        else:
+            fits = isinstance(tests, str) and calls and "def test" in tests
+        require(
+            bool(fits and tests),
+            f"{question.source or 'a question'}: tests={str(tests)[:80]}: {self.name} needs a list of asserts "
+            "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}",
         )
+        return tests

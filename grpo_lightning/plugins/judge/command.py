@@ -11,21 +11,14 @@ import yaml
 
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
-Counts = Counter[tuple[bool, bool]]
-"""The number of completions by the verdicts of verifier and judge."""
 
-
-def kappa(counts: Counts) -> float:
-    """Cohen's kappa: the agreement beyond chance, as a fraction of what is possible beyond it."""
+def agreement(counts: Counter[tuple[bool, bool]]) -> tuple[float, float]:
+    """The fraction of equal verdicts of two, and Cohen's kappa: how much of what is possible beyond chance it is."""
     total = counts.total()
+    equal = (counts[True, True] + counts[False, False]) / total
     rights = [sum(count for pair, count in counts.items() if pair[side]) / total for side in (0, 1)]
     chance = math.prod(rights) + math.prod(1 - right for right in rights)
-    return math.nan if chance == 1 else (agreement(counts) - chance) / (1 - chance)
-
-
-def agreement(counts: Counts) -> float:
-    """The fraction of equal verdicts."""
-    return (counts[True, True] + counts[False, False]) / counts.total()
+    return equal, math.nan if chance == 1 else (equal - chance) / (1 - chance)
 
 
 def labelled(path: Path, label: str) -> list[tuple[Sample, bool]]:
@@ -63,11 +56,12 @@ def main(args: Sequence[str] | None = None) -> int:
     counts = Counter((right, value > 0.5) for (_, right), value in zip(pairs, values, strict=True) if value == value)
     if not counts:
         raise UsageError(f"grpo judge: reward {reward.tally.describe()}")
+    equal, kappa = agreement(counts)
     print(
         f"| verifier | judge: right | judge: wrong |\n|---|---|---|\n"
         f"| right | {counts[True, True]} | {counts[True, False]} |\n"
         f"| wrong | {counts[False, True]} | {counts[False, False]} |\n\n"
-        f"agreement {agreement(counts):.3f}, Cohen's kappa {kappa(counts):.3f}, "
+        f"agreement {equal:.3f}, Cohen's kappa {kappa:.3f}, "
         f"{len(pairs) - counts.total()} of {len(pairs)} not judged"
     )
     return 0

@@ -6,8 +6,8 @@ from time import monotonic
 class Limit:
     """At most `amount` per minute, as the server counts.
 
-    A request counts until a minute after it ended, since nobody knows when in between it came there. One that costs more
-    than the amount is made alone, and counts for as many minutes as it takes up.
+    A request counts until a minute after it ended, since nobody knows when in between it came there. One that costs
+    more than the amount is made alone, and counts for as many minutes as it takes up.
     """
 
     period = 60.0  # seconds

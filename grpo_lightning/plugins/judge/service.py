@@ -33,9 +33,7 @@ class Service:
     pauses = (0.5, 1.0, 2.0, 4.0, 8.0)
     """Seconds before the repetitions of a request."""
 
-    def __init__(
-        self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str
-    ) -> None:
+    def __init__(self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str) -> None:
         key = os.environ.get("JUDGE_API_KEY")
         self.server = Server(url, timeout, "url", {"Authorization": f"Bearer {key}"} if key else None)
         self.concurrency, self.rates, self.cache = concurrency, rates, cache

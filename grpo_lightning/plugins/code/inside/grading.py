@@ -5,6 +5,7 @@ A name of the program is a function here: it sends its arguments to the jail and
 read from text. So what a program does to assertions, equality or its exit it does to itself.
 """
 
+import ast
 import builtins
 import contextlib
 import importlib
@@ -67,24 +68,6 @@ class Program:
             raise Ended("crash", "no answer") from error
         raise kind(message) if isinstance(kind, type) and issubclass(kind, Exception) else Ended("crash", message)
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """A function of the program."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return partial(self.call, name)
-
-
-class Names(dict[str, Any]):
-    """The names of a test: those that neither it nor Python has are the program's functions."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
-            raise KeyError(name)
-        return self.program.function(name)
-
 
 @contextlib.contextmanager
 def enclosed(source: str, limits: dict[str, Any]) -> Iterator[Program]:
@@ -94,18 +77,14 @@ def enclosed(source: str, limits: dict[str, Any]) -> Iterator[Program]:
     environment = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": "100000"}
     with own, tempfile.TemporaryDirectory() as folder:
         with other:
-            process = subprocess.Popen(command, stdin=other, stdout=other, cwd=folder, env=environment)
+            process = subprocess.Popen(
+                command, stdin=other.fileno(), stdout=other.fileno(), cwd=folder, env=environment
+            )
         try:
             yield Program(own, source, limits)
         finally:
             process.terminate()
             process.wait()
-
-
-def refusal(limits: dict[str, Any]) -> str:
-    """Why programs cannot be enclosed on this machine; empty if they can."""
-    with enclosed("", limits | {"build": None}) as program:
-        return program.text if program.status == "refused" else ""
 
 
 def last_fence(text: str) -> str | None:
@@ -114,20 +93,22 @@ def last_fence(text: str) -> str | None:
     return parts[-2] if len(parts) > 1 and len(parts) % 2 else None
 
 
-def lines_of(output: str) -> list[str]:
-    """What is compared of an output: its lines, without white space at their ends and at that of the whole."""
-    return [line.rstrip() for line in output.rstrip().splitlines()]
-
-
 def run_one(program: Program, test: Any) -> tuple[str, str]:
     """Status of a test, and what went wrong."""
     try:
         if isinstance(test, dict):
             status, output = program.ask("run", test["stdin"])
-            if status == "ok" and lines_of(output) != lines_of(test["stdout"]):
-                return "wrong", f"printed {output[-200:]!r} for {test['stdin'][:100]!r}"
-            return status, "" if status == "ok" else output
-        exec(compile(test, "test", "exec"), Names(program))
+            if status != "ok":
+                return status, output
+            # White space at the ends of lines, and at that of the whole, does not count.
+            actual, expected = (
+                [line.rstrip() for line in text.rstrip().splitlines()] for text in (output, test["stdout"])
+            )
+            why = f"printed {output[-200:]!r} for {test['stdin'][:100]!r}"
+            return ("ok", "") if actual == expected else ("wrong", why)
+        # Names that neither the test nor Python has are the program's functions.
+        names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)} - vars(builtins).keys()
+        exec(test, {name: partial(program.call, name) for name in names})
     except AssertionError:
         return "wrong", test.strip().splitlines()[-1][:300]
     except Ended as error:
@@ -153,7 +134,11 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
 
     found: dict[str, tuple[str, str]] = {}
     solution: Any = ModuleType("solution")
-    solution.__getattr__ = program.function
+
+    def function(name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return partial(program.call, name)
 
     class Plugin:
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
@@ -170,7 +155,7 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
         path = Path(folder) / "test_program.py"
         path.write_text(text, encoding="utf-8")
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        sys.modules["solution"] = solution
+        sys.modules["solution"], solution.__getattr__ = solution, function
         quiet = ["-q", "-s", "-p", "no:cacheprovider", "--rootdir", folder, "-c", os.devnull]
         pytest.main([str(path), *quiet], plugins=[Plugin()])
         for name in ("solution", "test_program"):

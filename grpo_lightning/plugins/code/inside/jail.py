@@ -14,9 +14,9 @@ import os
 import resource
 import select
 import signal
-import socket
 import struct
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,20 +27,10 @@ SYSTEM = ["/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin", "/etc/ld.so.cache
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
 USER, NOBODY = 1000, 65534
 PROCESSES, OPEN_FILES = 32, 64
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "x86_64": {
-        "audit": 0xC000003E, "clone": 56, "socket": 41, "pivot_root": 155,
-        "refused": [101, 310, 311, 272, 308, 321, 298, 323, 248, 249, 250, 304, 29, 319, 425, 426, 427, 438],
-    },
-    "aarch64": {
-        "audit": 0xC00000B7, "clone": 220, "socket": 198, "pivot_root": 41,
-        "refused": [117, 270, 271, 97, 268, 280, 241, 282, 217, 218, 219, 265, 194, 279, 425, 426, 427, 438],
-    },
-}  # fmt: skip
-"""Numbers of system calls. Refused: others' memory and descriptors, namespaces, bpf, perf, keys, handles, shared memory,
-io_uring."""
-CLONE3, MOUNT_SETATTR = 435, 442
-NUMBERS = ARCHITECTURES.get(os.uname().machine)
+AUDIT, MOUNT_SETATTR = 0xC000003E, 442
+"""The architecture x86-64, and the number of a system call there."""
+REFUSED = [41, 101, 310, 311, 321, 298, 323, 248, 249, 250, 304, 29, 319, 425, 426, 427, 438]
+"""Sockets, others' memory and descriptors, bpf, perf, keys, handles, shared memory, io_uring."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -57,18 +47,6 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     check(LIBC.mount(*given, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
 
 
-def read(path: str) -> str:
-    """The text of a file."""
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def write(path: str, text: str) -> None:
-    """Writes a file."""
-    with open(path, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-
-
 def enter_namespaces() -> None:
     """Gives this process namespaces of its own, in which it is root."""
     user, group, is_root = os.geteuid(), os.getegid(), os.geteuid() == 0
@@ -76,7 +54,7 @@ def enter_namespaces() -> None:
     if is_root and not os.fork():  # only a process outside can map a second user
         os.read(go, 1)
         for kind in ("uid_map", "gid_map"):
-            write(f"/proc/{os.getppid()}/{kind}", f"0 0 1\n{USER} {NOBODY} 1")
+            Path(f"/proc/{os.getppid()}/{kind}").write_text(f"0 0 1\n{USER} {NOBODY} 1")
         os._exit(0)
     check(LIBC.unshare(NEW_ALL), "unshare")
     os.write(told, b".")
@@ -84,14 +62,13 @@ def enter_namespaces() -> None:
         if os.wait()[1]:
             raise OSError("user ids cannot be mapped")
     else:
-        write("/proc/self/setgroups", "deny")
-        write("/proc/self/uid_map", f"{USER} {user} 1")
-        write("/proc/self/gid_map", f"{USER} {group} 1")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{USER} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{USER} {group} 1")
 
 
 def make_root(folder: str) -> None:
     """Leaves this process nothing but system folders and an empty `/work`, none of them writable."""
-    assert NUMBERS
     mount("none", "/", flags=0x4000 | 0x40000)  # private, with all below
     mount("none", folder, "tmpfs", data="size=1m,mode=755")
     for path in dict.fromkeys([*SYSTEM, sys.base_prefix, *DEVICES]):
@@ -102,7 +79,7 @@ def make_root(folder: str) -> None:
         if os.path.islink(path):
             os.symlink(os.readlink(path), there)
             continue
-        os.mkdir(there) if os.path.isdir(path) else write(there, "")
+        os.mkdir(there) if os.path.isdir(path) else Path(there).touch()
         mount(path, there, flags=0x1000 | 0x4000)  # bind, with all below
         if path not in DEVICES:
             given = (-100, there.encode(), 0x8000, READ_ONLY, ctypes.c_size_t(len(READ_ONLY)))
@@ -113,32 +90,24 @@ def make_root(folder: str) -> None:
     os.mkdir(f"{folder}/work")
     if not os.path.exists(f"{folder}/tmp"):
         os.symlink("work", f"{folder}/tmp")
-    os.chdir(folder)
-    check(LIBC.syscall(NUMBERS["pivot_root"], b".", b"."), "pivot_root")
-    check(LIBC.umount2(b".", 2), "umount2")
+    os.chroot(folder)  # from here nobody without rights gets out, or into a new user namespace
     os.chdir("/")
 
 
 def filter_system_calls() -> None:
-    """Refuses what no program needs: see `ARCHITECTURES`, new namespaces, and sockets of a network."""
-    assert NUMBERS
+    """Refuses what no program needs, see `REFUSED`, and the numbers of other architectures."""
 
     def line(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
         return struct.pack("HBBI", code, true, false, value)
 
-    load, equal, at_least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    refuse, absent, kill, allow = 0x50000 | 1, 0x50000 | 38, 0x80000000, 0x7FFF0000
-    lines = [line(load, 4), line(equal, NUMBERS["audit"], 1), line(give, kill), line(load, 0)]
-    lines += [line(at_least, 0x40000000, 0, 1), line(give, refuse)]  # the numbers of another ABI
-    lines += [line(equal, CLONE3, 0, 1), line(give, absent)]  # `clone` is tried then
-    for number in NUMBERS["refused"]:
-        lines += [line(equal, number, 0, 1), line(give, refuse)]
-    arguments = {"clone": line(has, NEW_ALL, 0, 1), "socket": line(equal, socket.AF_UNIX, 1, 0)}
-    for name, fits in arguments.items():
-        lines += [line(equal, NUMBERS[name], 0, 4), line(load, 16), fits, line(give, refuse), line(load, 0)]
-    code = b"".join([*lines, line(give, allow)])
-    text = ctypes.create_string_buffer(code, len(code))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(text)))
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    refuse, kill, allow = 0x50000 | 1, 0x80000000, 0x7FFF0000
+    lines = [line(load, 4), line(equal, AUDIT, 1), line(give, kill), line(load, 0)]
+    for code, number in [(at_least, 0x40000000), *((equal, number) for number in REFUSED)]:
+        lines += [line(code, number, 0, 1), line(give, refuse)]
+    text = b"".join([*lines, line(give, allow)])
+    address = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(text) // 8, address))
     check(LIBC.prctl(38, 1, 0, 0, 0), "no_new_privs")
     check(LIBC.prctl(22, 2, program, 0, 0), "seccomp")
 
@@ -172,7 +141,7 @@ def plain(value: Any) -> Any:
 
 def value_of(data: Any) -> Any:
     """The value that `plain` wrote. Raises ValueError, TypeError or the like for anything else."""
-    if not isinstance(data, dict | list):
+    if data is None or isinstance(data, str | int | float):
         return data
     ((kind, items),) = data.items()
     values = [value_of(one) for one in items]
@@ -201,7 +170,7 @@ def call_function(code: Any) -> None:
 def become(what: str, files: list[int], code: Any, limits: dict[str, Any]) -> None:
     """Turns this process into one of the program, which has three files and no other descriptors."""
     os.setsid()
-    seconds, size = round(limits["seconds"]), file_size(limits)
+    seconds, size = round(limits["seconds"]), limits["file_bytes"]
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     for target, one in enumerate(files):
@@ -220,24 +189,19 @@ def become(what: str, files: list[int], code: Any, limits: dict[str, Any]) -> No
     sys.exit()
 
 
-def file_size(limits: dict[str, Any]) -> int:
-    """Bytes that a file, or an output, may have."""
-    return int(max(1, limits["memory_mb"] // 64) << 20)
-
-
-def run(what: str, text: str, code: Any, limits: dict[str, Any]) -> dict[str, str]:
+def run(code: Any, limits: dict[str, Any], what: str, text: str) -> dict[str, str]:
     """Status of the program on an input, and what it printed; or what went wrong."""
     files = [os.memfd_create("file") for _ in range(3)]
     os.pwrite(files[0], text.encode("utf-8", "replace"), 0)
     if not (child := os.fork()):
         become(what, files, code, limits)
     exit_code, late = wait_for(child, 4 * limits["seconds"])
-    out, err = (os.pread(one, file_size(limits), 0) for one in files[1:])
+    out, err = (os.pread(one, limits["file_bytes"], 0) for one in files[1:])
     for one in files:
         os.close(one)
     if late:
         return {"status": "timeout", "text": ""}
-    if len(out) == file_size(limits):
+    if len(out) == limits["file_bytes"]:
         return {"status": "too_long", "text": ""}
     if exit_code:
         lines = err.decode("utf-8", "replace").strip().splitlines()
@@ -250,35 +214,27 @@ def wait_for(child: int, seconds: float) -> tuple[int, bool]:
     handle, status = os.pidfd_open(child), 0
     late = not select.select([handle], [], [], seconds)[0]
     os.close(handle)
+    alone, children = os.getpid() == 1, Path(f"/proc/self/task/{os.getpid()}/children")
     with contextlib.suppress(ChildProcessError):
         while True:
-            end_others()
+            for other in ["-1"] if alone else children.read_text().split():  # -1: all of these namespaces
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(other), signal.SIGKILL)
             pid, ended = os.wait()
             status = ended if pid == child else status
     code = os.waitstatus_to_exitcode(status)
     return code, late or code == -signal.SIGXCPU
 
 
-def end_others() -> None:
-    """Kills all other processes of these namespaces; without any, the children of this process."""
-    alone = os.getpid() == 1
-    for pid in ["-1"] if alone else read(f"/proc/self/task/{os.getpid()}/children").split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-
-
-def tell(answer: dict[str, str]) -> None:
-    """Answers a request."""
-    print(json.dumps(answer), flush=True)
-
-
 def main() -> None:
     """Serves as process 1 of new namespaces, until its parent ends, or gets SIGTERM."""
     source, limits = json.loads(sys.stdin.readline())
-    used, code = int(read("/proc/self/statm").split()[0]) * resource.getpagesize(), None
+    used, code = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize(), None
     most = used + (limits["memory_mb"] << 20)
     try:
         if not limits["unsafe"]:
+            if os.uname().machine != "x86_64":
+                raise OSError("system calls are filtered on x86-64 alone")
             enter_namespaces()
             make_root(os.getcwd())
         if child := os.fork():
@@ -287,24 +243,25 @@ def main() -> None:
             return
         if not limits["unsafe"]:
             drop_rights(limits["memory_mb"])
-        for kind, limit in ((resource.RLIMIT_AS, most), (resource.RLIMIT_NOFILE, OPEN_FILES), (resource.RLIMIT_CORE, 0)):
-            resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         check(LIBC.prctl(1, signal.SIGKILL, 0, 0, 0), "end with the parent")
         check(LIBC.prctl(36, 1, 0, 0, 0), "orphans become children")
     except OSError as failure:
-        return tell({"status": "refused", "text": str(failure)})
+        return print(json.dumps({"status": "refused", "text": str(failure)}), flush=True)
     os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME=os.getcwd(), TMPDIR=os.getcwd(), LANG="C.UTF-8")
-    write(limits["file"], source)
+    Path(limits["file"]).write_text(source, errors="replace")
     answer = {"status": "ok", "text": ""}
     try:
         code = None if limits["command"] else compile(source, "main.py", "exec")
     except Exception as failure:
         answer = {"status": "error", "text": f"{type(failure).__name__}: {failure}"[:300]}
     if limits["build"]:
-        answer = run("build", "", code, limits)
-    tell(answer)
+        answer = run(code, limits, "build", "")
+    print(json.dumps(answer), flush=True)
     while line := sys.stdin.readline():
-        tell(run(*json.loads(line), code, limits))
+        print(json.dumps(run(code, limits, *json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
