@@ -122,10 +122,10 @@ class _Run:
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
             poll = select.poll()  # unlike select.select, for descriptors above 1023 too
             for worker in busy:
-                poll.register(worker.fileno(), select.POLLIN)
+                poll.register(worker.socket, select.POLLIN)
             readable = {descriptor for descriptor, _ in poll.poll(math.ceil(1000 * min(patience, LOOK_SECONDS)))}
             for worker in busy:
-                self._look_at(worker, worker.fileno() in readable)
+                self._look_at(worker, worker.socket.fileno() in readable)
         return outcomes
 
     def _known(self) -> list[Outcome]:
@@ -156,7 +156,7 @@ class _Run:
         except EOFError:
             late = monotonic() >= worker.deadline
             worker.kill()  # it may have answered nonsense
-            late = late or worker.process.returncode == 128 + signal.SIGPROF
+            late |= worker.process.returncode == 128 + signal.SIGPROF
             return self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
         if reply is None:
             if monotonic() >= worker.deadline:

@@ -29,12 +29,12 @@ class Outcome:
 
     @classmethod
     def of_reply(cls, line: bytes, number: int) -> "Outcome":
-        """The outcome that a process tells in a line. Raises ValueError unless it answers the request `number`."""
-        with contextlib.suppress(KeyError, TypeError, AttributeError):
+        """The outcome that a process tells in a line. Raises EOFError unless it answers the request `number`."""
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             reply = json.loads(line)
             if reply["number"] == number:
                 return cls(reply["status"], reply.get("value"), reply.get("error", ""))
-        raise ValueError(f"no answer to request {number}: {line[:200]!r}")
+        raise EOFError(f"no answer to request {number}: {line[:200]!r}")
 
 
 def environment() -> dict[str, str]:
@@ -51,13 +51,7 @@ class Channel:
 
     def __init__(self, own: socket.socket, max_bytes: float = math.inf) -> None:
         self.socket, self.max_bytes = own, max_bytes
-        self.number = 0  # that of the last request
-        self.deadline = math.inf
-        self.unread = b""
-
-    def fileno(self) -> int:
-        """The descriptor on which answers come."""
-        return self.socket.fileno()
+        self.number, self.deadline, self.unread = 0, math.inf, b""  # of the last request
 
     def send(self, request: dict[str, Any], seconds: float) -> bool:
         """Makes a request, to be answered within some seconds. Returns False if the process has ended."""
@@ -77,10 +71,7 @@ class Channel:
                 return Outcome(Status.TOO_LONG, None, f"the answer has more than {self.max_bytes} bytes")
             if chunk and not chunk.endswith(b"\n"):
                 return None
-        try:
-            return Outcome.of_reply(self.unread, self.number)
-        except ValueError:
-            raise EOFError from None
+        return Outcome.of_reply(self.unread, self.number)
 
 
 class Worker(Channel):
