@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,9 @@ def sample(program: str, tests: Any) -> Sample:
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeReward]:
-    reward = CodeReward(timeout=2.0, num_workers=1)
-    reward.setup(None)  # type: ignore[arg-type]
-    yield reward
-    reward.close()
+    with closing(CodeReward(timeout=1.0, num_workers=1)) as reward:
+        reward.setup(None)  # type: ignore[arg-type]
+        yield reward
 
 
 def grade(reward: CodeReward, program: str, tests: Any) -> tuple[float, str, str]:
@@ -75,6 +75,11 @@ def started_since(before: set[int]) -> list[str]:
     return [args for pid, _, args in rows if int(pid) not in before and mine(int(pid)) and not args.startswith("ps ")]
 
 
+def ours(commands: list[str]) -> list[str]:
+    """The commands but for those of what grades."""
+    return [args for args in commands if "jail.py" not in args and "sandbox/main.py" not in args]
+
+
 @pytest.fixture(scope="module")
 def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """A folder that must stay as it is, and a port to which nobody may connect."""
@@ -94,8 +99,7 @@ def test_there_are_sixty_and_more() -> None:
 
 
 def check_harmless(before: set[int], folder: Path) -> None:
-    own = [args for args in started_since(before) if "jail.py" not in args and "sandbox/main.py" not in args]
-    assert own == []
+    assert ours(started_since(before)) == []
     assert [path.name for path in folder.iterdir()] == ["expected.json"]
     assert not any(Path(f"{place}/new").exists() for place in ("/usr", "/etc", "/root", "/var/tmp", "/dev/shm"))
 
@@ -134,26 +138,12 @@ def test_what_the_hostile_ones_want_is_rewarded(reward: CodeReward) -> None:
 def test_nothing_is_left_after_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = processes()
-    own = CodeReward(timeout=1.0, num_workers=1)
-    assert grade(own, OUTPUT["process that outlives"], [{"stdin": "", "stdout": "7"}])[0] == 0
-    assert started_since(before)
-    own.close()
+    with closing(CodeReward(timeout=1.0, num_workers=1)) as own:
+        assert grade(own, OUTPUT["process that outlives"], [{"stdin": "", "stdout": "7"}])[0] == 0
+        assert started_since(before)
     assert started_since(before) == []
     assert [*tmp_path.iterdir()] == []
 
-
-STACK = """
-class Stack:
-    def __init__(self, *items): self.items = list(items)
-    def push(self, item): self.items.append(item); return self
-    def __len__(self): return len(self.items)
-    def __getitem__(self, index): return self.items[index]
-    def __str__(self): return f"<{self.items}>"
-    def drain(self):
-        while self.items: yield self.items.pop()
-def first(stack): return stack[0]
-LIMIT = 12
-"""
 
 HONEST: list[tuple[str, Any]] = [
     ("print(sum(map(int, input().split())))", [{"stdin": "3 4\n", "stdout": "7"}, {"stdin": "1 2 3", "stdout": "6\n"}]),
@@ -164,36 +154,29 @@ HONEST: list[tuple[str, Any]] = [
     ("import threading, sys\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(1 << 26)\n"
      "def f(n): return n and 1 + f(n - 1)\nthreading.Thread(target=lambda: print(f(20000))).start()",
      [{"stdin": "", "stdout": "20000"}]),
-    ("from collections import Counter\nprint(Counter(input()).most_common(1)[0][0])",
-     [{"stdin": "abbc", "stdout": "b"}]),
     ("open('notes', 'w').write(input())\nprint(open('/tmp/notes').read())", [{"stdin": "x", "stdout": "x"}]),
     ("print('x' * 200000)", [{"stdin": "", "stdout": "x" * 200000}]),
     ("if __name__ == '__main__':\n    import json, hashlib, sqlite3\n    print(hashlib.sha256(b'').hexdigest()[:4])",
      [{"stdin": "", "stdout": "e3b0"}]),
     ("import subprocess\nprint(subprocess.run(['echo', 'hi'], capture_output=True, text=True).stdout)",
      [{"stdin": "", "stdout": "hi"}]),
-    ("def f(n): return n * 2", ["assert f(2) == 4", "assert f(-1) == -2", "assert abs(f(0.1) - 0.2) < 1e-9"]),
-    ("def f(n): return (1, [2.5, None], {'a': {3}}, b'x', 1j, 2 ** 99, True, bytearray(b'y'))",
-     ["assert f(0) == (1, [2.5, None], {'a': {3}}, b'x', 1j, 2 ** 99, True, b'y')", "assert len(f(0)) == 8"]),
-    ("from fractions import Fraction as F\ndef f(): return F(1, 3)",
-     ["from fractions import Fraction\nassert f() * 3 == 1"]),
+    ("print('loading')\ndef f(n): return n * 2",
+     ["assert f(2) == 4", "assert f(-1) == -2", "assert abs(f(0.1) - 0.2) < 1e-9"]),
+    ("def f(*given, **more): return (given, more, {'a': {3}}, b'x', 1j, 7 ** 9999, float('inf'), None, set())",
+     ["assert f(1, [2.5, True], x={(1, 'y')}) == ((1, [2.5, True]), {'x': {(1, 'y')}}, {'a': {3}}, b'x', 1j, 7 ** 9999,"
+      " float('inf'), None, set())"]),
     ("from collections import Counter, namedtuple, OrderedDict\nP = namedtuple('P', 'x y')\n"
      "def f(): return [Counter('aab'), P(1, 2), OrderedDict(a=1)]",
      ["assert f() == [{'a': 2, 'b': 1}, (1, 2), {'a': 1}]"]),
-    ("def f(n):\n    a = 0\n    while a < n: yield a; a += 1", ["assert list(f(3)) == [0, 1, 2]", "assert 2 in f(3)"]),
-    (STACK, ["s = Stack(1).push(2)\ns.push(3)\nassert len(s) == 3 and s[0] == 1 and s.items == [1, 2, 3]",
-             "assert str(Stack(1)) == '<[1]>' and first(Stack(4)) == 4", "assert list(Stack(1, 2).drain()) == [2, 1]",
-             "assert LIMIT == 12"]),
-    ("def f(n):\n    if n < 0: raise ValueError('negative')\n    return n",
+    ("class Negative(ValueError): pass\ndef f(n):\n    raise Negative('negative')",
      ["try:\n    f(-1)\nexcept ValueError as error:\n    assert 'negative' in str(error)\nelse:\n    assert False"]),
     ("def has_close(xs, t): return any(abs(a - b) < t for i, a in enumerate(xs) for b in xs[:i])",
      ["def check(candidate):\n    assert candidate([1.0, 2.0], 0.5) == False\n    assert candidate([1.0, 1.2], 0.5)\n"
       "check(has_close)"]),
-    (STACK, "import pytest\nfrom solution import Stack, first\n\n"
-            "@pytest.fixture\ndef full():\n    return Stack(1, 2)\n\n"
-            "def test_length(full):\n    assert len(full) == 2\n\n@pytest.mark.parametrize('n', [3, 4])\n"
-            "def test_first(n):\n    assert first(Stack(n)) == n\n\ndef test_raises(full):\n"
-            "    with pytest.raises(IndexError):\n        full[7]\n"),
+    ("def first(xs): return xs[0]",
+     "import pytest\nfrom solution import first\n\n@pytest.fixture\ndef full():\n    return [1, 2]\n\n"
+     "@pytest.mark.parametrize('n', [3, 4])\ndef test_first(n, full):\n    assert first([n, *full]) == n\n\n"
+     "def test_raises():\n    with pytest.raises(IndexError):\n        first([])\n"),
 ]  # fmt: skip
 
 
@@ -210,7 +193,8 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("print(7", [{"stdin": "", "stdout": "7"}], "error", "SyntaxError"),
     ("def f(n): return n", ["assert f(2) == 4"], "wrong", "assert f(2) == 4"),
     ("def g(n): return n", ["assert f(2) == 4"], "error", "AttributeError"),
-    ("1 / 0", ["assert f(2) == 4"], "crash", "ZeroDivisionError"),
+    ("def f(n): return print", ["try:\n    f(2)\nexcept TypeError:\n    pass"], "error", "no plain value"),
+    ("1 / 0", ["assert f(2) == 4"], "error", "ZeroDivisionError"),
     ("def f(n):\n    while True: pass", ["assert f(2) == 4"], "timeout", "test 1: timeout"),
     ("def f(n): return [2, 4]",
      "from solution import f\ndef test_f():\n    assert f(2) == [2, 5]\n", "wrong", "test_f"),
@@ -225,12 +209,11 @@ def test_the_note_tells_which_test_failed(reward: CodeReward, index: int) -> Non
 
 
 def test_partial_credit_counts_every_test() -> None:
-    own = CodeReward(partial_credit=True, num_workers=1)
     tests = ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9", "assert f(4) == 4"]
-    value, status, note = grade(own, "def f(n): return n * n", tests)
+    with closing(CodeReward(partial_credit=True, num_workers=1)) as own:
+        value, status, note = grade(own, "def f(n): return n * n", tests)
     assert (value, status) == (0.75, "wrong")
     assert note.splitlines()[:2] == ["test 1: ok", "test 2: ok"] and note.count("ok") == 3
-    own.close()
 
 
 @pytest.mark.parametrize(
@@ -252,27 +235,15 @@ def test_the_program_is_the_last_fence(reward: CodeReward, text: str, value: flo
     assert result.status == (["ok"] if value else result.status) and not reward.tally.failed
 
 
-def test_any_command_and_a_build(tmp_path: Path) -> None:
+def test_any_command_and_a_build() -> None:
     build = ["/bin/sh", "-c", "(echo '#!/bin/sh'; cat main.sh) > program && chmod +x program"]
-    own = CodeReward(command=["./program"], build=build, file="main.sh", num_workers=1)
     tests = [{"stdin": "3 4\n", "stdout": "7"}, {"stdin": "5 6\n", "stdout": "11"}]
-    assert grade(own, "read a b; echo $((a + b))", tests)[:2] == (1.0, "ok")
-    assert grade(own, "echo 7", tests)[0] == 0
-    assert grade(own, "kill -9 1; kill -9 -1; cat /proc/1/environ", tests)[0] == 0
-    own.close()
-    failing = CodeReward(command=["./program"], build=["/bin/sh", "-c", "exit 3"], num_workers=1)
-    assert grade(failing, "x", tests)[1] == "error"
-    failing.close()
-
-
-def test_folders_can_be_imported_from(tmp_path: Path) -> None:
-    (tmp_path / "given.py").write_text("number = 7\n")
-    tmp_path.chmod(0o755)  # a program of root runs as nobody
-    test = [{"stdin": "", "stdout": "7"}]
-    for folders, value in (([str(tmp_path)], 1.0), ([], 0.0)):
-        own = CodeReward(folders=folders, num_workers=1)
-        assert grade(own, "import given\nprint(given.number)", test)[0] == value
-        own.close()
+    with closing(CodeReward(command=["./program"], build=build, file="main.sh", num_workers=1)) as own:
+        assert grade(own, "read a b; echo $((a + b))", tests)[:2] == (1.0, "ok")
+        assert grade(own, "echo 7", tests)[0] == 0
+        assert grade(own, "kill -9 1; kill -9 -1; cat /proc/1/environ", tests)[0] == 0
+    with closing(CodeReward(command=["./program"], build=["/bin/sh", "-c", "exit 3"], num_workers=1)) as failing:
+        assert grade(failing, "x", tests)[1] == "error"
 
 
 @pytest.mark.parametrize("tests", [None, [], "assert f(1)", [3], [{"stdin": "1"}], "[{}]"])
@@ -290,34 +261,30 @@ def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
     monkeypatch.setattr(
         "grpo_lightning.plugins.code.reward.inside", lambda name, _: f"{tmp_path}/{name.replace('.', '.py:')}"
     )
-    own = CodeReward(num_workers=1)
-    with pytest.raises(UsageError, match=r"cannot be enclosed here: .*unshare.*`unsafe: true`"):
+    with closing(CodeReward(num_workers=1)) as own, pytest.raises(UsageError, match=r"unshare.*`unsafe: true`"):
         own.setup(None)  # type: ignore[arg-type]
-    own.close()
-    own = CodeReward(num_workers=1, unsafe=True, timeout=1.0)
-    own.setup(None)  # type: ignore[arg-type]
-    assert "with all your rights" in caplog.text
-    before = processes()
-    for program, value in (("print(7)", 1.0), ("print(8)", 0.0), (OUTPUT["process that outlives"], 0.0)):
-        assert grade(own, program, [{"stdin": "", "stdout": "7"}])[0] == value
-    assert [args for args in started_since(before) if "jail.py" not in args and "sandbox/main.py" not in args] == []
-    own.close()
+    with closing(CodeReward(num_workers=1, unsafe=True, timeout=1.0)) as own:
+        own.setup(None)  # type: ignore[arg-type]
+        assert "with all your rights" in caplog.text
+        before = processes()
+        for program, value in (("print(7)", 1.0), ("print(8)", 0.0), (OUTPUT["process that outlives"], 0.0)):
+            assert grade(own, program, [{"stdin": "", "stdout": "7"}])[0] == value
+        assert ours(started_since(before)) == []
     assert started_since(before) == []
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_honest_programs_pass_on_a_busy_machine(count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    own = CodeReward(timeout=2.0, num_workers=2)
     busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2)]
-    try:
-        own.setup(None)  # type: ignore[arg-type]
-        began = time.monotonic()
-        result = own([sample(*HONEST[(0, 4, 9)[index % 3]]) for index in range(count)])
-        with capsys.disabled():
-            print(f" {count / (time.monotonic() - began):.1f} programs per second beside two that spin", end="")
-        assert result.value == [1.0] * count
-    finally:
-        for one in busy:
-            one.kill()
-            one.wait()
-        own.close()
+    with closing(CodeReward(timeout=2.0, num_workers=2)) as own:
+        try:
+            own.setup(None)  # type: ignore[arg-type]
+            began = time.monotonic()
+            result = own([sample(*HONEST[(0, 4, 8)[index % 3]]) for index in range(count)])
+            with capsys.disabled():
+                print(f" {count / (time.monotonic() - began):.1f} programs per second beside two that spin", end="")
+            assert result.value == [1.0] * count
+        finally:
+            for one in busy:
+                one.kill()
+                one.wait()

@@ -28,7 +28,8 @@ jail: Any = importlib.import_module("jail")
 del sys.path[0]
 
 PATIENCE = 15.0  # seconds beside those of a test, in which a busy machine must start it
-MAX_ANSWER = 1 << 26  # bytes
+MAX_ANSWER, MAX_DIGITS = 1 << 26, 100_000  # bytes, and digits of a number
+sys.set_int_max_str_digits(MAX_DIGITS)
 NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What reading raises where a program has written in the place of the jail."""
 
@@ -74,7 +75,7 @@ def enclosed(source: str, limits: dict[str, Any]) -> Iterator[Program]:
     """A program that can be tested. With process 1 of its namespaces all that it has started ends."""
     own, other = socket.socketpair()
     command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
-    environment = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": "100000"}
+    environment = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": f"{MAX_DIGITS}"}
     with own, tempfile.TemporaryDirectory() as folder:
         with other:
             process = subprocess.Popen(
