@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import monotonic, time
@@ -37,7 +37,7 @@ class Service:
         key = os.environ.get("JUDGE_API_KEY")
         self.server = Server(url, timeout, "url", {"Authorization": f"Bearer {key}"} if key else None)
         self.concurrency, self.rates, self.cache = concurrency, rates, cache
-        self.lock, self.closed = threading.Lock(), threading.Event()
+        self.lock, self.closed, self.hung_up = threading.Lock(), threading.Event(), ExitStack()
         self.quiet_until = 0.0  # the time before which the server wants no request
         self.share(1)
 
@@ -48,6 +48,7 @@ class Service:
     def ask(self, bodies: Sequence[dict[str, Any]]) -> list[Outcome]:
         """The text of the reply to each body; `error` or `timeout` if there is none."""
         self.closed.clear()
+        self.hung_up.close()
         keys = [json.dumps(body, sort_keys=True) for body in bodies]
         asked = dict(zip(keys, bodies, strict=True))
         with ThreadPoolExecutor(self.concurrency) as pool:
@@ -61,8 +62,7 @@ class Service:
     def close(self) -> None:
         """Ends all requests."""
         self.closed.set()
-        with self.server.hung_up():
-            pass
+        self.hung_up.enter_context(self.server.hung_up())
 
     def _outcome(self, key: str, body: dict[str, Any]) -> Outcome:
         """The text of a reply, which is kept, after as many repetitions as are allowed."""
@@ -90,8 +90,7 @@ class Service:
         """The text of one reply, once the limits allow to ask for it."""
         costs = [1.0, len(str(body)) / 3 + body.get("max_tokens", 0)]
         while not self._begins(costs):
-            if self.closed.wait(0.01):
-                raise Closed
+            self.closed.wait(0.01)
         actual = [*costs]
         try:
             answer = self.server.post("/chat/completions", body)
@@ -107,6 +106,8 @@ class Service:
 
     def _begins(self, costs: Sequence[float]) -> bool:
         """True if a request may be made now; it is under way then."""
+        if self.closed.is_set():
+            raise Closed
         with self.lock:
             both = [*zip(self.limits, costs, strict=True)]
             allowed = monotonic() >= self.quiet_until and all(limit.allows(cost) for limit, cost in both)

@@ -232,8 +232,8 @@ def test_mistakes_are_told_before_the_run(make: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no \{level\} in train.jsonl:0; there are completion, question, answer"):
         reward.read_questions([sample("").prompt.question])
     for given, message in [
-        ({"url": "x"}, "url: 'x' is no address"), ({"low": 3, "high": 3}, "low=3"), ({"concurrency": 0}, "concurrency=0"),
-        ({"requests_per_minute": 0}, "requests_per_minute=0"), ({"rubric": GROUP}, r"lacks \{completion\}"),
+        ({"url": "x"}, "'x' is no"), ({"low": 3, "high": 3}, "low=3"), ({"concurrency": 0}, "concurrency=0"),
+        ({"tokens_per_minute": 0}, "tokens_per_minute=0"), ({"rubric": GROUP}, r"lacks \{completion\}"),
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):
             make(**{"url": "http://x/v1"} | given)
@@ -301,8 +301,8 @@ def test_the_judge_of_that_test_follows_what_is_quoted_carelessly() -> None:
 def test_kappa() -> None:
     # By hand: 20 + 15 of 50 agree, 0.7; chance is 0.5 * 0.6 + 0.5 * 0.4 = 0.5.
     counts = Counter({(True, True): 20, (True, False): 5, (False, True): 10, (False, False): 15})
-    assert command.kappa(counts) == pytest.approx(0.4)
-    assert math.isnan(command.kappa(Counter({(True, True): 3})))
+    assert command.agreement(counts) == pytest.approx((0.7, 0.4))
+    assert math.isnan(command.agreement(Counter({(True, True): 3}))[1])
 
 
 def test_the_command_prints_the_agreement(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
