@@ -35,7 +35,7 @@ from grpo_lightning.training.callbacks.checkpoint import (
     checkpoint_to_read,
 )
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.training.checks import REPLACED_BY, check_loop, check_precision, check_trainer
+from grpo_lightning.training.checks import REPLACED_BY, check_half, check_loop, check_precision, check_trainer
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.schedules import OptimizerOptions
@@ -190,11 +190,14 @@ class GRPOCLI(LightningCLI):
             kwargs["callbacks"].append(timer(config.max_time))
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
-        kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
+        plugins = config.plugins or []
+        kwargs["plugins"] = [AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins])]
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer: L.Trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise usage_error(error) or UsageError(f"trainer: {refusal(error)}") from error
+        check_half(config.precision, trainer)
+        return trainer
 
 
 def import_families() -> None:
