@@ -106,6 +106,7 @@ class GRPOCLI(LightningCLI):
         if trainer.check_val_every_n_epoch == 0:
             raise UsageError("trainer.check_val_every_n_epoch=0: give 1 or more; for none, trainer.limit_val_batches=0")
         check_precision(trainer.precision)
+        check_half(trainer.precision, trainer.accelerator)
         ask("plugins.cluster.strategy:check_strategy", trainer.strategy)
 
     def instantiate_classes(self) -> None:
@@ -193,11 +194,9 @@ class GRPOCLI(LightningCLI):
         plugins = config.plugins or []
         kwargs["plugins"] = [AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins])]
         try:
-            trainer: L.Trainer = super().instantiate_trainer(**kwargs)
+            return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise usage_error(error) or UsageError(f"trainer: {refusal(error)}") from error
-        check_half(config.precision, trainer)
-        return trainer
 
 
 def import_families() -> None:

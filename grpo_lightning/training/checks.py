@@ -55,9 +55,10 @@ def check_precision(precision: str | int | None) -> None:
     )
 
 
-def check_half(precision: str | int | None, trainer: Any) -> None:
-    """Raises UsageError where Lightning computes in bfloat16 in place of float16, as it does on a CPU."""
-    if str(precision) in ("16", "16-mixed") and trainer.precision != "16-mixed":
+def check_half(precision: str | int | None, accelerator: Any) -> None:
+    """Raises UsageError for float16 on a CPU, where Lightning would compute in bfloat16."""
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
+    if on_cpu and str(precision) in ("16", "16-mixed"):
         raise UsageError(
             f"trainer.precision={precision}: Lightning takes bfloat16 in its place on a CPU. Use bf16-mixed. To try "
             "float16 there: --trainer.plugins MixedPrecision --trainer.plugins.precision 16-mixed "

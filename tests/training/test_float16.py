@@ -60,7 +60,6 @@ def test_a_resumed_run_has_the_scale_that_it_had(tmp_path: Path) -> None:
     assert scaler_of(tmp_path / "cut")["scale"] == 2.0**18  # 28 - 12, and doubled twice
 
 
-@pytest.mark.filterwarnings("ignore:You passed .*precision='16-mixed':UserWarning")
 def test_on_a_cpu_16_mixed_is_refused_with_what_works(grpo: Grpo) -> None:
     code, _, errors = grpo("fit", "--trainer.precision=16-mixed")
     assert code == 2
