@@ -88,9 +88,7 @@ from grpo_lightning.plugins.conversations.base import Turn as Turn
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations
 from grpo_lightning.plugins.conversations.data import PromptDataModule as PromptDataModule
 from grpo_lightning.plugins.conversations.dialogue import Dialogue as Dialogue
-from grpo_lightning.plugins.conversations.guess_number import GuessNumber as GuessNumber
 from grpo_lightning.plugins.conversations.instances import Limits as Limits
-from grpo_lightning.plugins.conversations.openenv import OpenEnv as OpenEnv
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward as EnvironmentReward
 from grpo_lightning.plugins.conversations.tool_calls import BadCall as BadCall
 from grpo_lightning.plugins.conversations.tool_calls import HermesJson as HermesJson

@@ -15,8 +15,6 @@ Arithmetic(max_digits=0); Arithmetic(max_digits=10); Arithmetic(num_terms=1); Ar
 Arithmetic(num_val=0); Arithmetic(operators=[]); Arithmetic(operators=['/'])
 Arithmetic(operators=['+', '+']) => ['+', '+']: give one or more of +, -, *, each once
 Arithmetic(max_digits=1) => num_train=8000 and data.task.num_val=500 need 9000
-GuessNumber(highest=1000); GuessNumber(num_guesses=0); OpenEnv('localhost:8000') => url=localhost:8000
-OpenEnv('ftp://a') => url=ftp
 Sampling(max_new_tokens=0); Sampling(temperature=-0.5); Sampling(top_k=-1); Sampling(top_p=0.0); Sampling(top_p=1.5)
 Sampling(min_p=-0.1); Sampling(min_p=2.0); Sampling(stop=['']) => not empty; Sampling(stop=['a\ufffd']) => U+FFFD
 Sampling(stop='ab') => give a list of strings, ['ab']; ValidationSampling(min_p=2).over(Sampling()) => sampling.min_p=2:

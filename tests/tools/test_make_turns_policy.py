@@ -9,7 +9,8 @@ from helpers.paths import ROOT
 from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning import Arithmetic, GuessNumber, ToolEnvironment
+from examples.guess_number import GuessNumber
+from grpo_lightning import Arithmetic, ToolEnvironment
 from grpo_lightning.cli import run
 from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
 
