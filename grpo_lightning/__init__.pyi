@@ -178,7 +178,6 @@ from grpo_lightning.rewards.base import Run as Run
 from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
 from grpo_lightning.rewards.gate import Gated as Gated
-from grpo_lightning.rewards.length import CosineLength as CosineLength
 from grpo_lightning.rewards.length import OverlongPenalty as OverlongPenalty
 from grpo_lightning.rewards.results import RewardResult as RewardResult
 from grpo_lightning.rewards.results import Scores as Scores

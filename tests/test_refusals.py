@@ -25,8 +25,7 @@ VLLMServerEngine(urls=[]); VLLMServerEngine(['http://node1:8000'], timeout=0)
 VLLMServerEngine(['http://node1:8000'], wait=-1); VLLMServerEngine('http://node1:8000') => give a list of addresses
 VLLMServerEngine(['node1:8000']) => 'node1:8000' is no address
 VLLMServerEngine(['http://node1:port']) => 'http://node1:port' is no address
-CosineLength(Exact(), max_length=0)
-CosineLength(Exact(weight=0.5), 9) => verifier.weight=0.5; Gated(FormatReward(), Exact(weight=0)) => gate.weight=0
+Gated(FormatReward(), Exact(weight=0)) => gate.weight=0
 Gated(FormatReward(weight=0.2), Exact()) => reward.weight=0.2
 OverlongPenalty(max_length=20, cache=0); OverlongPenalty(max_length=20, cache=21); FormatReward(pattern='(')
 FunctionReward('f.py:f', concurrency=0); FunctionReward('sees') => import path; FunctionReward('') => import path
