@@ -151,7 +151,6 @@ from grpo_lightning.plugins.process.reward import ByLine as ByLine
 from grpo_lightning.plugins.process.reward import ByPattern as ByPattern
 from grpo_lightning.plugins.process.reward import ProcessReward as ProcessReward
 from grpo_lightning.plugins.process.reward import Splitter as Splitter
-from grpo_lightning.plugins.process.scorers import ArithmeticSegments as ArithmeticSegments
 from grpo_lightning.plugins.process.scorers import SegmentScorer as SegmentScorer
 from grpo_lightning.plugins.process.scorers import TokenModel as TokenModel
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision

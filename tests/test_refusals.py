@@ -33,7 +33,7 @@ FunctionReward('my_rewards.') => import path; FunctionReward('path/to/my_rewards
 FunctionReward('my_rewards:') => import path; FunctionReward(len) => give its import path as text
 FunctionReward(None) => give its import path as text; FunctionReward(lambda sample: 1.0) => such as 'my_rewards.shorter'
 ByPattern(pattern='(')
-ProcessReward(ArithmeticSegments(), max_segments=0); ProcessReward(ArithmeticSegments(), reduce='max')
+ProcessReward(TokenModel('m'), max_segments=0); ProcessReward(TokenModel('m'), reduce='max')
 Replay(fraction=1.0); Replay(held_out=0.0); Replay(buffer_size=0)
 RewardUpdate(lr=0.0); RewardUpdate(num_passes=-1); RewardUpdate(max_forgetting=-0.1)
 LoRA(rank=0); LoRA(alpha=0.0); WorkerPool(num_workers=0); WorkerPool(timeout=-1.0); WorkerPool(memory_limit_mb=0)

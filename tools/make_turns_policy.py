@@ -23,9 +23,10 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
-from examples.guess_number import GuessNumber
+from guess_number import GuessNumber
+
 from grpo_lightning.plugins.conversations.tools import value_of
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.types import Question
