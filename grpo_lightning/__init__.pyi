@@ -216,10 +216,7 @@ from grpo_lightning.maths.prepared import Prepared as Prepared
 from grpo_lightning.maths.prepared import gathered as gathered
 from grpo_lightning.maths.prepared import rank_in_step as rank_in_step
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy as AdaptiveEntropy
-from grpo_lightning.plugins.methods.adaptive_entropy import LinearEntropy as LinearEntropy
 from grpo_lightning.plugins.methods.dppo import DPPO as DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO as GMPO
 from grpo_lightning.plugins.methods.maxrl import MaxRL as MaxRL
-from grpo_lightning.plugins.methods.opo import OPO as OPO
-from grpo_lightning.plugins.methods.pass_at_k import PassAtK as PassAtK
 from grpo_lightning.plugins.methods.vespo import VESPO as VESPO
