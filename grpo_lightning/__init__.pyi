@@ -113,7 +113,6 @@ from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAd
 from grpo_lightning.plugins.distillation.no_reward import NoReward as NoReward
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher as SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher as Teacher
-from grpo_lightning.plugins.distillation.teachers import Teachers as Teachers
 from grpo_lightning.plugins.fast.compute import Fast as Fast
 from grpo_lightning.plugins.fast.native import NativeEngine as NativeEngine
 from grpo_lightning.plugins.inspect.comparison import Estimate as Estimate
