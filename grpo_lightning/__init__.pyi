@@ -96,7 +96,6 @@ from grpo_lightning.plugins.conversations.tool_calls import LlamaJson as LlamaJs
 from grpo_lightning.plugins.conversations.tool_calls import PlainTag as PlainTag
 from grpo_lightning.plugins.conversations.tool_calls import ToolCall as ToolCall
 from grpo_lightning.plugins.conversations.tool_calls import ToolFormat as ToolFormat
-from grpo_lightning.plugins.conversations.tools import Calculator as Calculator
 from grpo_lightning.plugins.conversations.tools import ToolEnvironment as ToolEnvironment
 from grpo_lightning.plugins.demonstrations.source import Demonstrations as Demonstrations
 from grpo_lightning.plugins.demonstrations.surrogates import CHORD as CHORD

@@ -112,7 +112,7 @@ def runs(command: str) -> bool:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone after `make demo`, and with the files that the documents tell the reader to write."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("configs", "docs", "tools", "experiments"):
+    for name in ("configs", "docs", "tools", "experiments", "examples"):
         (folder / name).symlink_to(ROOT / name)
     load_tool("make_tiny_policy").make(folder / "runs" / "tiny_policy", updates=5, hidden=64, layers=1)
     (folder / "runs" / "tiny_reward_model").symlink_to(folder / "runs" / "tiny_policy")

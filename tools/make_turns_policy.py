@@ -25,9 +25,9 @@ from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
+from calculator import value_of
 from guess_number import GuessNumber
 
-from grpo_lightning.plugins.conversations.tools import value_of
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.types import Question
 
