@@ -96,6 +96,8 @@ class _Rows:
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, max_tokens: int | None
     ) -> None:
         self.policy, self.sampling, self.num_drawn = policy, sampling, 0
+        self.cache_name = cache_name(policy.trunk)
+        self.takes_position = "position_ids" in inspect.signature(policy.trunk.forward).parameters
         self.cache: Any = None
         self.logits = torch.empty(0)
         device, prompts = policy.device, [tuple(request.token_ids) for request in requests]
@@ -137,13 +139,13 @@ class _Rows:
 
     def _forward(self, ids: Tensor, length: int) -> None:
         """Passes on [r, T] tokens, whose columns end at `length`; finds the logits [r, V] of what follows."""
-        takes = inspect.signature(self.policy.trunk.forward).parameters
-        mask, name = self.mask[:, :length], cache_name(self.policy.trunk)
+        mask = self.mask[:, :length]
         position = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        if "cache_params" in takes:  # Mamba's cache has no columns.
-            mask, name = mask[:, -ids.shape[1] :], "cache_params"
-        where = {"position_ids": position} if "position_ids" in takes else {}
-        inputs = {name: self.cache, "attention_mask": mask, **where}
+        is_recurrent = self.policy.model._is_stateful and not self.takes_position
+        if self.cache_name == "cache_params" or is_recurrent:  # Mamba's cache has no columns.
+            mask = mask[:, -ids.shape[1] :]
+        where = {"position_ids": position} if self.takes_position else {}
+        inputs = {self.cache_name: self.cache, "attention_mask": mask, **where}
         output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
         self.logits = self.policy.logits(output.last_hidden_state[:, -1])
-        self.cache = output[name]
+        self.cache = output[self.cache_name]

@@ -32,8 +32,9 @@ def trunk_of(model: PreTrainedModel) -> nn.Module:
 
 
 def cache_name(trunk: nn.Module) -> str:
-    """The argument that takes the cache: `cache` since transformers 5.24, before it `past_key_values`."""
-    return "cache" if "cache" in inspect.signature(trunk.forward).parameters else "past_key_values"
+    """The argument that takes the cache: `cache` since transformers 5.24, before it `past_key_values`, or Mamba's."""
+    takes = inspect.signature(trunk.forward).parameters
+    return next((name for name in ("cache_params", "cache") if name in takes), "past_key_values")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from helpers.drawing import (
 from helpers.tiny import CONTEXT, SHAPES, policy_of, prompts_of, tokenizer
 
 from grpo_lightning import PlainEngine, Policy, Sampling, ScriptedEngine
+from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 EQUAL = prompts_of([5, 5, 5])
@@ -222,9 +223,9 @@ def test_a_model_that_reads_whole_prompts_alone_is_decoded_by_plain(monkeypatch)
     forward = type(policy.trunk).forward
 
     @wraps(forward)
-    def whole_or_single(self, input_ids, *args, past_key_values=None, **kwargs):
-        assert past_key_values is None or input_ids.shape[1] == 1
-        return forward(self, input_ids, *args, past_key_values=past_key_values, **kwargs)
+    def whole_or_single(self, input_ids, *args, **kwargs):
+        assert kwargs.get(cache_name(self)) is None or input_ids.shape[1] == 1
+        return forward(self, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(type(policy.trunk), "forward", whole_or_single)
     engine.check(policy, Sampling(max_new_tokens=4))

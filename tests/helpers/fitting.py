@@ -261,10 +261,8 @@ def grouped(settings: dict[str, Any]) -> dict[str, Any]:
     """Arguments of GRPOModule, some of which are given as those of its `guard` and `validation`."""
     settings = {**settings}
     for name, kind in (("guard", Guard), ("validation", Validation)):
-        own = ({field.name for field in fields(kind)} - {"sampling"}) & settings.keys()
-        if own:
-            group = replace(settings.get(name) or kind(), **{key: settings.pop(key) for key in own})
-            settings |= {name: group}
+        if own := ({field.name for field in fields(kind)} - {"sampling"}) & settings.keys():
+            settings |= {name: replace(settings.get(name) or kind(), **{key: settings.pop(key) for key in own})}
     return settings
 
 

@@ -22,7 +22,7 @@ UNASKED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--da
 """What a run must have, and an evaluation does not use."""
 
 FIXED_WEIGHTS = {"--model.engine": "NativeEngine", "--model.engine.packed": "true"}
-"""Copies that decode faster on a CPU: made once, since nothing is trained."""
+"""Copies that decode faster on a CPU, made once. They come first, so that a configuration or an option may differ."""
 
 QUIET = {"--verbose": "false", "--trainer.logger": "false", "--trainer.enable_checkpointing": "false"}
 
@@ -49,14 +49,14 @@ def main(args: Sequence[str] | None = None) -> None:
     options = {"--model.policy.path": given.model} | UNASKED | QUIET
     options |= {"--trainer.callbacks": f"{__package__}.table.EvaluationTable"}
     options |= {"--trainer.callbacks.out": given.out} if given.out else {}
-    options |= {} if any(other.startswith("--model.engine") for other in others) else FIXED_WEIGHTS
     if not any(other.startswith("--data.chat") for other in others):
         options["--data.chat"] = str(has_chat_template(given.model)).lower()
     for key in ("samples", "limit"):
         if (value := getattr(given, key)) is not None:
             options |= {f"--data.validations.{name}.{key}": str(value) for name in names}
     configs = [word for path in paths for word in ("--config", str(path))]
-    sys.argv[1:] = ["validate", *configs, *(word for option in options.items() for word in option), *others]
+    first, then = ([word for option in some.items() for word in option] for some in (FIXED_WEIGHTS, options))
+    sys.argv[1:] = ["validate", *first, *configs, *then, *others]
 
 
 def has_chat_template(model: str) -> bool:

@@ -45,6 +45,7 @@ class Batch:
     shares: bool = False  # the rows of a group read their prompt's keys and values where they are, instead of copies
 
     def __post_init__(self) -> None:
+        self.cache_name = cache_name(self.policy.trunk)
         self.shared: SharedPrompts | None = None
         self.going = [*chain.from_iterable(self.groups)]
         """The request of each row."""
@@ -130,7 +131,7 @@ class Batch:
             position_ids=position[:, None],
             attention_mask=mask if mask is None or self.windows else mask[:, None, None],
             use_cache=True,
-            **{cache_name(self.policy.trunk): self.cache},
+            **{self.cache_name: self.cache},
             **({} if self.shared is None else {"shared_prompts": self.shared}),
         )
         self.logits = self.policy.logits(hidden[:, 0])

@@ -70,7 +70,7 @@ _LEXEME = re.compile(
 _SEPARATOR = re.compile(r"(?<!\{),(?!\\)| ")
 _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))")
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
-_HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+(?:-[A-Za-z]{3,})+")
+_HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _MARKS = {"**": "^", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
 SHORT = word_set("of to in is if at on by as an do am pm we he it so")

@@ -112,7 +112,7 @@ class VLLMServerEngine(RolloutEngine):
             found: Mapping[str, Any] = server.get(SETTINGS)["vllm_config"]
             return {name: found[name] for name in ("model_config", "device_config")}
         except (KeyError, TypeError) as error:
-            raise ServerError(f"{server.url}{SETTINGS}: this is no vLLM 0.30") from error
+            raise ServerError(f"{server.url}{SETTINGS}: this is no vLLM of a version from 0.30 on") from error
 
     def _compare(self, server: Server, config: Mapping[str, Any], policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError where a server draws or computes otherwise than `policy` is scored.

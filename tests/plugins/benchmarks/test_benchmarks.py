@@ -1,6 +1,7 @@
 """Validations of names of their own, in a run and without one."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ def test_a_benchmark_measures_as_validation_does(tmp_path: Path, grpo: Grpo, cap
     """The same questions, judge and sampling give the same numbers under another name."""
     judge = "{class_path: FormatReward, init_args: {pattern: '.*[a-m]+.*'}}"
     config = layer(tmp_path, f"{{same: {{task: {SAME}, judge: {judge}, samples: 2}}}}")
-    watched = ["--trainer.max_epochs=2", "--checkpoint.monitor=val/same/avg@2"]
-    code, _, err = grpo("fit", f"--config={config}", LETTERS, *watched)
+    watched = "--checkpoint.monitor=val/same/avg@2"
+    code, _, err = grpo("fit", f"--config={config}", LETTERS, "--trainer.max_epochs=2", watched)
     assert code == 0, err
     found = scalars(tmp_path / "run")
     assert len(found["val/avg@2"]) == 3
@@ -48,11 +49,11 @@ def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.Captu
     config = layer(tmp_path, f"{{one: {{task: {SAME}, judge: FormatReward}}, two: {{task: Arithmetic}}}}")
     sizes = ["--samples=2", "--limit=4", "--model.sampling.max_new_tokens=4", "-o", "found.json"]
     assert answer(["evaluate", "policy", "--benchmarks", config, *sizes]) is None
+    assert sys.argv.index("--model.engine.packed") < sys.argv.index("--config")  # so that a configuration wins
     run()
-    out = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["model"] == "policy" and {"one", "two"} < found.keys()
-    lines = [line.split() for line in out.splitlines() if " ± " in line]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " ± " in line]
     assert [line[:3] for line in lines] == [[of, "2", f"{found[of]['avg@2']:.3f}"] for of in ("one", "two")]
     assert not (tmp_path / "run").exists()
 

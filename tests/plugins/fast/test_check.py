@@ -1,5 +1,6 @@
 """What an engine cannot decode it refuses before the run, in a sentence that says what to do."""
 
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from helpers.families import save
 from helpers.fast import policy_of
 
 from grpo_lightning import NativeEngine, PlainEngine, Sampling, UsageError
+from grpo_lightning.policy.architecture import cache_name
 
 SAMPLING = Sampling(max_new_tokens=4)
 
@@ -26,9 +28,10 @@ def test_a_wrong_cache_is_found_by_its_numbers(
     policy = policy_of("gpt2", scale=0.05)
     hidden = type(policy.model.base_model).forward
 
-    def wrong(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
-        output = hidden(self, *args, past_key_values=past_key_values, **kwargs)
-        if past_key_values is not None and output.last_hidden_state.shape[1] == 1:
+    @wraps(hidden)
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = hidden(self, *args, **kwargs)
+        if kwargs.get(cache_name(self)) is not None and output.last_hidden_state.shape[1] == 1:
             output.last_hidden_state = output.last_hidden_state * 1.05
         return output
 

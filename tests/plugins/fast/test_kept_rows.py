@@ -12,15 +12,15 @@ from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request,
 from grpo_lightning.plugins.fast import prefill
 from grpo_lightning.plugins.fast.kept_rows import KeptRows
 from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, row_bytes
+from grpo_lightning.policy.architecture import cache_name
 
 KEY = RandomKey(3, 1)
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
 SHORT = Sampling(max_new_tokens=7)
 
 
-def endless(shape: str = "llama", **overrides: Any) -> Policy:
-    """A policy that no token stops."""
-    policy = policy_of(shape, **overrides)
+def without_end(policy: Policy) -> Policy:
+    """The policy, which no token stops any more."""
     policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
     return policy
 
@@ -78,9 +78,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     hidden = Policy.hidden
 
     def noted(self: Policy, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        if kwargs.get("past_key_values") is not None and (
-            input_ids.shape[1] > 1 or isinstance(kwargs["past_key_values"].layers[0], prefill._PackLayer)
-        ):
+        cache = kwargs.get(cache_name(self.trunk))
+        if cache is not None and (input_ids.shape[1] > 1 or isinstance(cache.layers[0], prefill._PackLayer)):
             sizes.append(tuple(input_ids.shape))
         return hidden(self, input_ids, **kwargs)
 
@@ -91,8 +90,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("stops", [True, False])
 def test_turns_draw_the_same_and_are_scored_as_a_plain_forward_scores_them(policy: Policy, stops: bool) -> None:
     if not stops:
-        policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = None
-        policy.tokenizer.eos_token = None
+        without_end(policy)
     engine = engine_of(policy, check_every=3)
     whole = turns_of(engine)
     with engine.conversations():
@@ -114,7 +112,7 @@ def test_rows_at_once_and_the_time_of_dropping_them_do_not_matter(options: dict[
 
 
 def test_a_turn_reads_only_what_is_new(read: list[tuple[int, int]]) -> None:
-    engine = engine_of(endless())
+    engine = engine_of(without_end(policy_of("llama")))
     with engine.conversations():
         read.clear()
         turns_of(engine)
@@ -127,13 +125,12 @@ def test_a_turn_reads_only_what_is_new(read: list[tuple[int, int]]) -> None:
 
 
 def test_a_history_that_is_rewritten_is_read_from_where_it_differs(read: list[tuple[int, int]]) -> None:
-    policy = endless()
+    policy = without_end(policy_of("llama"))
     engine = engine_of(policy)
     requests = Request.from_prompts(PROMPTS, 1)
     with engine.conversations():
         turn = next_turn(requests, engine.complete(requests, SHORT, KEY))
-        other = turn[0].token_ids[2] + 1
-        turn[0].token_ids[2] = other  # of four tokens in the prompt
+        turn[0].token_ids[2] += 1  # of four tokens in the prompt
         turn[2].token_ids[0] += 1
         turn[3].token_ids[:] = turn[3].token_ids[:3]  # shorter than what is kept
         read.clear()
@@ -145,7 +142,7 @@ def test_a_history_that_is_rewritten_is_read_from_where_it_differs(read: list[tu
 
 
 def test_other_weights_read_everything_again(read: list[tuple[int, int]]) -> None:
-    policy = endless()
+    policy = without_end(policy_of("llama"))
     engine = engine_of(policy)
     requests = Request.from_prompts(PROMPTS, 1)
     with engine.conversations():
@@ -172,7 +169,7 @@ def test_a_model_with_sliding_windows_keeps_nothing(shape: str) -> None:
 
 
 def test_what_finds_no_room_is_read_again(monkeypatch: pytest.MonkeyPatch, read: list[tuple[int, int]]) -> None:
-    policy = endless()
+    policy = without_end(policy_of("llama"))
     whole = turns_of(engine_of(policy))
     dtype = policy.model.dtype
     # Two rows of the last turn decoded at once, and 40 tokens beside them.

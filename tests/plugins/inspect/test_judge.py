@@ -105,8 +105,7 @@ def test_without_gold_answers_predictions_are_not_scored(
     folder: Path, grpo: Grpo, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "rows.jsonl").write_text('{"question": "1"}\n{"question": "2"}\n')
-    options = ("--model.rewards=[MathVerifier]", "--data.task.predict=rows.jsonl")
-    code, _, errors = grpo("predict", *options)
+    code, _, errors = grpo("predict", "--model.rewards=[MathVerifier]", "--data.task.predict=rows.jsonl")
     assert code == 0 and "failed" not in caplog.text, errors
     assert "reward math_verifier did not score 4 of 4 samples: they have no gold answer" in caplog.text
     rows = [yaml.safe_load(line) for line in (folder / "run" / "predictions.jsonl").read_text().splitlines()]
