@@ -1,4 +1,4 @@
-"""Your paper in ten lines: eight methods of 2025 and 2026, each one class in a seam of the framework.
+"""Your paper in ten lines: eleven methods of 2025 and 2026, each one class in a seam of the framework.
 
     grpo fit --config configs/quickstart.yaml --model.objective.surrogate methods_of_2026.UP
 
@@ -6,6 +6,8 @@ from this folder, or with it on PYTHONPATH. `tests/test_methods_of_2026.py` hold
 """
 
 from collections import defaultdict
+from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from grpo_lightning import (
     AdvantageEstimator,
     Clipped,
     Correction,
+    EntropyBonus,
     RewardBatch,
     Rollouts,
     Surrogate,
@@ -25,8 +28,10 @@ from grpo_lightning import (
     rank_in_step,
     segment_sum,
     segments,
+    spread,
     starts,
 )
+from grpo_lightning.maths.advantages import centred, quotient
 
 
 class UP(Surrogate):
@@ -196,3 +201,94 @@ class TOPD(AdvantageEstimator):
         value = value - (segment_sum(value, group, num) / count)[group]
         std = (segment_sum(value.square(), group, num) / count).sqrt()[group]
         return (value / (std + 1e-6)).float()
+
+
+class OPO(AdvantageEstimator):
+    """OPO: Â_i = r_i - sum_j |o_j| r_j / sum_j |o_j| over the group (arXiv 2505.23585).
+
+    The baseline of least variance where a completion's gradient is as large as its length, as it is with `TokenMean`
+    and `Unweighted`. For strictly on-policy steps, without a KL term.
+    """
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Of completions of one length, whose baseline is the mean."""
+        return centred(reward, group, num_groups)[0]
+
+    def per_token(self, rewards: RewardBatch) -> Tensor:
+        valid, advantage = ~rewards.total.isnan(), torch.zeros_like(rewards.total)
+        group, length = rewards.group[valid], rewards.lengths[valid].double()
+        if valid.any():
+            # From deviations, so that a group without spread has exactly 0.
+            count = int(group.max()) + 1
+            deviation, _ = centred(rewards.total[valid], group, count)
+            baseline = segment_sum(length * deviation, group, count) / segment_sum(length, group, count).clamp(min=1)
+            advantage[valid] = deviation - baseline[group]
+        return spread(advantage.float(), rewards.lengths)
+
+
+class PassAtK(AdvantageEstimator):
+    """Pass@k training: the credit of a completion in sets of k, not alone (arXiv 2508.10751, analytical derivation).
+
+    A set of k completions is worth its largest reward. Â_i = (mean of the sets that hold i - mean of all sets) / (std
+    of all sets + eps), over all sets of the group. Once one answer is right, other right ones add nothing: it pays for
+    what the group lacks, where GRPO makes the likely answer surer.
+
+    Args:
+        k: Completions in a set, less than G: in a smaller group all but one. `k: 1` is `GroupStd` of the population.
+        advantage_eps: Added to the standard deviation.
+    """
+
+    def __init__(self, k: int = 4, advantage_eps: float = 1e-6) -> None:
+        self.k, self.advantage_eps = k, advantage_eps
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        deviation, _ = centred(reward, group, num_groups)
+        advantage = torch.zeros_like(reward)
+        for index in group.unique().tolist():
+            rows = (group == index).nonzero().squeeze(1)
+            order = rows[deviation[rows].argsort(stable=True)]
+            advantage[order] = self.of_group(deviation[order])
+        return advantage
+
+    def of_group(self, value: Tensor) -> Tensor:
+        """[n] advantages from [n] rewards in ascending order."""
+        n = len(value)
+        if n == 1 or not value.any():
+            return torch.zeros_like(value)
+        k = min(self.k, n - 1)
+        # The sets whose largest is j; those of them that hold i, below j or equal to it.
+        largest = value.new_tensor([comb(j, k - 1) / comb(n, k) for j in range(n)])
+        own = value.new_tensor([comb(i, k - 1) / comb(n - 1, k - 1) for i in range(n)])
+        above = value.new_tensor([comb(j - 1, k - 2) / comb(n - 1, k - 1) if j and k > 1 else 0.0 for j in range(n)])
+        higher = (above * value).flip(0).cumsum(0).flip(0) - above * value
+        mean = (largest * value).sum()
+        std = (largest * (value - mean).square()).sum().sqrt()
+        return quotient(own * value + higher - mean, std + self.advantage_eps)
+
+
+class LinearEntropy(EntropyBonus):
+    """c goes in a line from `first` to `last` over a number of updates, and stays there.
+
+    For exploration early in a run, without noise at its end.
+
+    Args:
+        first: c of the first update.
+        last: c after `updates` of them.
+        updates: Number of optimizer updates.
+    """
+
+    def __init__(self, first: float = 0.01, last: float = 0.0, updates: int = 1000) -> None:
+        self.first, self.last, self.updates, self.made = first, last, updates, 0
+
+    @property
+    def coefficient(self) -> float:
+        return self.first + (self.last - self.first) * min(self.made / self.updates, 1.0)
+
+    def observe(self, entropy: float) -> None:
+        self.made += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.made = state["made"]

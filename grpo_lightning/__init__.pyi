@@ -88,9 +88,7 @@ from grpo_lightning.plugins.conversations.base import Turn as Turn
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations
 from grpo_lightning.plugins.conversations.data import PromptDataModule as PromptDataModule
 from grpo_lightning.plugins.conversations.dialogue import Dialogue as Dialogue
-from grpo_lightning.plugins.conversations.guess_number import GuessNumber as GuessNumber
 from grpo_lightning.plugins.conversations.instances import Limits as Limits
-from grpo_lightning.plugins.conversations.openenv import OpenEnv as OpenEnv
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward as EnvironmentReward
 from grpo_lightning.plugins.conversations.tool_calls import BadCall as BadCall
 from grpo_lightning.plugins.conversations.tool_calls import HermesJson as HermesJson
@@ -98,7 +96,6 @@ from grpo_lightning.plugins.conversations.tool_calls import LlamaJson as LlamaJs
 from grpo_lightning.plugins.conversations.tool_calls import PlainTag as PlainTag
 from grpo_lightning.plugins.conversations.tool_calls import ToolCall as ToolCall
 from grpo_lightning.plugins.conversations.tool_calls import ToolFormat as ToolFormat
-from grpo_lightning.plugins.conversations.tools import Calculator as Calculator
 from grpo_lightning.plugins.conversations.tools import ToolEnvironment as ToolEnvironment
 from grpo_lightning.plugins.demonstrations.source import Demonstrations as Demonstrations
 from grpo_lightning.plugins.demonstrations.surrogates import CHORD as CHORD
@@ -115,7 +112,6 @@ from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAd
 from grpo_lightning.plugins.distillation.no_reward import NoReward as NoReward
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher as SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher as Teacher
-from grpo_lightning.plugins.distillation.teachers import Teachers as Teachers
 from grpo_lightning.plugins.fast.compute import Fast as Fast
 from grpo_lightning.plugins.fast.native import NativeEngine as NativeEngine
 from grpo_lightning.plugins.inspect.comparison import Estimate as Estimate
@@ -145,15 +141,12 @@ from grpo_lightning.plugins.methods.target_probability import PrefixTree as Pref
 from grpo_lightning.plugins.methods.target_probability import TargetProbability as TargetProbability
 from grpo_lightning.plugins.methods.top_entropy import TopEntropy as TopEntropy
 from grpo_lightning.plugins.orders.adaptive import Adaptive as Adaptive
-from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools as DifficultyPools
-from grpo_lightning.plugins.orders.replayed import Replayed as Replayed
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
 from grpo_lightning.plugins.process.reward import ByLine as ByLine
 from grpo_lightning.plugins.process.reward import ByPattern as ByPattern
 from grpo_lightning.plugins.process.reward import ProcessReward as ProcessReward
 from grpo_lightning.plugins.process.reward import Splitter as Splitter
-from grpo_lightning.plugins.process.scorers import ArithmeticSegments as ArithmeticSegments
 from grpo_lightning.plugins.process.scorers import SegmentScorer as SegmentScorer
 from grpo_lightning.plugins.process.scorers import TokenModel as TokenModel
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
@@ -180,7 +173,6 @@ from grpo_lightning.rewards.base import Run as Run
 from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
 from grpo_lightning.rewards.gate import Gated as Gated
-from grpo_lightning.rewards.length import CosineLength as CosineLength
 from grpo_lightning.rewards.length import OverlongPenalty as OverlongPenalty
 from grpo_lightning.rewards.results import RewardResult as RewardResult
 from grpo_lightning.rewards.results import Scores as Scores
@@ -222,10 +214,7 @@ from grpo_lightning.maths.prepared import Prepared as Prepared
 from grpo_lightning.maths.prepared import gathered as gathered
 from grpo_lightning.maths.prepared import rank_in_step as rank_in_step
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy as AdaptiveEntropy
-from grpo_lightning.plugins.methods.adaptive_entropy import LinearEntropy as LinearEntropy
 from grpo_lightning.plugins.methods.dppo import DPPO as DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO as GMPO
 from grpo_lightning.plugins.methods.maxrl import MaxRL as MaxRL
-from grpo_lightning.plugins.methods.opo import OPO as OPO
-from grpo_lightning.plugins.methods.pass_at_k import PassAtK as PassAtK
 from grpo_lightning.plugins.methods.vespo import VESPO as VESPO

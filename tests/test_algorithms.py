@@ -45,7 +45,6 @@ FAMILIES = {
 REQUIRED = {
     "FixedLength": ".length=12",
     "Teacher": ".path=./teacher",
-    "Teachers": ".paths={a: ./teacher}",
 }
 
 

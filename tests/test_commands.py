@@ -50,7 +50,7 @@ NOT_RUN = {
     r".*bench_ahead.*": "needs a server of vLLM",
     r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
+    r".*bitsandbytes.*": "a package of one's own",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export| evaluate|)": "a name alone",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
@@ -112,7 +112,7 @@ def runs(command: str) -> bool:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone after `make demo`, and with the files that the documents tell the reader to write."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("configs", "docs", "tools", "experiments"):
+    for name in ("configs", "docs", "tools", "experiments", "examples"):
         (folder / name).symlink_to(ROOT / name)
     load_tool("make_tiny_policy").make(folder / "runs" / "tiny_policy", updates=5, hidden=64, layers=1)
     (folder / "runs" / "tiny_reward_model").symlink_to(folder / "runs" / "tiny_policy")

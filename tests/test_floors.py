@@ -68,7 +68,7 @@ def test_the_tests_of_the_core_import_no_plugin() -> None:
 
 
 PLUGINS = {
-    "process": {"verifier", "learned"},
+    "process": {"learned"},
     "conversations": {"benchmarks"},
     "planning": {"fast", "distillation"},
     "reasoning_gym": {"verifier"},

@@ -1,6 +1,7 @@
 """The methods of examples/methods_of_2026.py by numbers worked out by hand; test_contracts.py has their contracts."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -102,3 +103,29 @@ def test_top_d() -> None:
     std = math.sqrt(sum(value**2 for value in deviation) / 4)
     expected = [value / std for value in deviation]
     assert methods.TOPD(alpha=1.0).per_token(batch).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_opo() -> None:
+    # Lengths 1, 3 and 4 of rewards 1, 0, 1: baseline 5/8.
+    batch = batch_of([[1, 0, 1, math.nan]], [1.0], [0, 0, 0, 0], [1, 3, 4, 2])
+    expected = [3 / 8] * 1 + [-5 / 8] * 3 + [3 / 8] * 4 + [0] * 2
+    assert methods.OPO().per_token(batch).tolist() == pytest.approx(expected)
+
+
+def test_pass_at_k_is_the_mean_over_all_sets() -> None:
+    rewards = [0.3, 1.0, -2.0, 0.3, 0.7, 1.0]
+    sets = [(one, max(rewards[i] for i in one)) for one in combinations(range(6), 3)]
+    mean = math.fsum(value for _, value in sets) / len(sets)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for _, value in sets) / len(sets))
+    found = methods.PassAtK(3, 0.0)(torch.tensor(rewards, dtype=torch.float64), torch.zeros(6, dtype=torch.int64))
+    for index, advantage in enumerate(found.tolist()):
+        own = [value for one, value in sets if index in one]
+        assert advantage == pytest.approx((math.fsum(own) / len(own) - mean) / std, abs=1e-6)
+
+
+def test_linear_entropy() -> None:
+    bonus, seen = methods.LinearEntropy(0.3, 0.1, updates=4), []
+    for _ in range(6):
+        seen.append(bonus.coefficient)
+        bonus.observe(1.0)
+    assert seen == pytest.approx([0.3, 0.25, 0.2, 0.15, 0.1, 0.1])

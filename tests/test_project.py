@@ -24,6 +24,7 @@ USED_BY = {
     "dev": ["Makefile", "tests", "tools"],
     "bench": ["experiments", "tools"],
     "smollm2": ["tools"],
+    "openenv": ["examples", "tests"],
 }
 """Files and folders that name an extra's packages; elsewhere the package itself does."""
 TRACES = {"pytest-xdist": "-n $(JOBS)", "mkdocs-material": "name: material"}

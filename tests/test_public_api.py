@@ -49,10 +49,7 @@ def test_importing_the_face_imports_no_torch_and_whoever_has_the_module_has_the_
 
 
 def test_a_config_saved_by_a_run_names_no_inner_module(grpo: Grpo) -> None:
-    rewards = (
-        "[MathVerifier, {class_path: ProcessReward, init_args: {scorer: ArithmeticSegments}}, "
-        "{class_path: Gated, init_args: {reward: MathVerifier, gate: FormatReward}}]"
-    )
+    rewards = "[MathVerifier, {class_path: Gated, init_args: {reward: MathVerifier, gate: FormatReward}}]"
     code, _, stderr = grpo(
         "fit", f"--model.rewards={rewards}", "--model.objective.reward_kl.kl=K2", "--model.objective.kl=K3"
     )

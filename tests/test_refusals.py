@@ -15,8 +15,6 @@ Arithmetic(max_digits=0); Arithmetic(max_digits=10); Arithmetic(num_terms=1); Ar
 Arithmetic(num_val=0); Arithmetic(operators=[]); Arithmetic(operators=['/'])
 Arithmetic(operators=['+', '+']) => ['+', '+']: give one or more of +, -, *, each once
 Arithmetic(max_digits=1) => num_train=8000 and data.task.num_val=500 need 9000
-GuessNumber(highest=1000); GuessNumber(num_guesses=0); OpenEnv('localhost:8000') => url=localhost:8000
-OpenEnv('ftp://a') => url=ftp
 Sampling(max_new_tokens=0); Sampling(temperature=-0.5); Sampling(top_k=-1); Sampling(top_p=0.0); Sampling(top_p=1.5)
 Sampling(min_p=-0.1); Sampling(min_p=2.0); Sampling(stop=['']) => not empty; Sampling(stop=['a\ufffd']) => U+FFFD
 Sampling(stop='ab') => give a list of strings, ['ab']; ValidationSampling(min_p=2).over(Sampling()) => sampling.min_p=2:
@@ -27,8 +25,7 @@ VLLMServerEngine(urls=[]); VLLMServerEngine(['http://node1:8000'], timeout=0)
 VLLMServerEngine(['http://node1:8000'], wait=-1); VLLMServerEngine('http://node1:8000') => give a list of addresses
 VLLMServerEngine(['node1:8000']) => 'node1:8000' is no address
 VLLMServerEngine(['http://node1:port']) => 'http://node1:port' is no address
-CosineLength(Exact(), max_length=0)
-CosineLength(Exact(weight=0.5), 9) => verifier.weight=0.5; Gated(FormatReward(), Exact(weight=0)) => gate.weight=0
+Gated(FormatReward(), Exact(weight=0)) => gate.weight=0
 Gated(FormatReward(weight=0.2), Exact()) => reward.weight=0.2
 OverlongPenalty(max_length=20, cache=0); OverlongPenalty(max_length=20, cache=21); FormatReward(pattern='(')
 FunctionReward('f.py:f', concurrency=0); FunctionReward('sees') => import path; FunctionReward('') => import path
@@ -36,7 +33,7 @@ FunctionReward('my_rewards.') => import path; FunctionReward('path/to/my_rewards
 FunctionReward('my_rewards:') => import path; FunctionReward(len) => give its import path as text
 FunctionReward(None) => give its import path as text; FunctionReward(lambda sample: 1.0) => such as 'my_rewards.shorter'
 ByPattern(pattern='(')
-ProcessReward(ArithmeticSegments(), max_segments=0); ProcessReward(ArithmeticSegments(), reduce='max')
+ProcessReward(TokenModel('m'), max_segments=0); ProcessReward(TokenModel('m'), reduce='max')
 Replay(fraction=1.0); Replay(held_out=0.0); Replay(buffer_size=0)
 RewardUpdate(lr=0.0); RewardUpdate(num_passes=-1); RewardUpdate(max_forgetting=-0.1)
 LoRA(rank=0); LoRA(alpha=0.0); WorkerPool(num_workers=0); WorkerPool(timeout=-1.0); WorkerPool(memory_limit_mb=0)

@@ -10,6 +10,7 @@ allow.
 """
 
 import random
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,11 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.conversations.guess_number import GuessNumber
-from grpo_lightning.plugins.conversations.tools import value_of
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+
+from calculator import value_of
+from guess_number import GuessNumber
+
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.types import Question
 

@@ -153,7 +153,7 @@ VERDICTS = ("MathVerifier", "ReasoningGymReward")
 def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:
     """The name of a reward in captions: its class, or the function that it calls."""
     name = str(arguments.get("function", class_name)) if class_name == "FunctionReward" else class_name
-    return name.replace(":", ".") + (" with partial credit" if arguments.get("partial_credit") else "")
+    return name.replace(":", ".")
 
 
 def measured_by(title: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from examples.teachers import Teachers
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -15,7 +16,6 @@ from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher
-from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy

@@ -56,9 +56,7 @@ SCALING = {
     advantages.NoBaseline: EQUIVARIANT,
     optional("PerRewardStd"): INVARIANT,
     optional("MaxRL"): INVARIANT,
-    optional("OPO"): EQUIVARIANT,
     optional("NoAdvantage"): INVARIANT,
-    optional("PassAtK"): INVARIANT,
     optional("ProcessSupervision"): INVARIANT,
     advantages.Sign: INVARIANT,
 }
@@ -149,8 +147,7 @@ def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
     estimator: AdvantageEstimator = make(cls)
     reward, group = random_rewards(seed)
     reward[::5] = math.nan
-    # The baseline of OPO is a mean only where all are of one length.
-    lengths = torch.tensor([3 if cls is optional("OPO") else 1 + i % 4 for i in range(len(reward))])
+    lengths = torch.tensor([1 + i % 4 for i in range(len(reward))])
     steps = None
     if cls.__name__ == "ProcessSupervision":  # One step that ends with the completion.
         steps = SegmentRewards(torch.arange(len(reward)), lengths - 1, reward)
@@ -430,8 +427,8 @@ MISTAKES = (  # noqa: SIM905
     "Clipped(clip_high=-0.2); Clipped(clip_low=nan); Clipped(dual_clip=1.0); Clipped(clip_high=None, dual_clip=0.5); "
     "SequenceClipped(clip_low=-0.0003); SequenceClippedToken(clip_high=-1.0); CISPO(clip_high=-1.0); "
     "SAPO(tau_good=0.0); SAPO(tau_bad=-1.0); GMPO(log_clip=0.0); OffPolicyMask(threshold=-0.1); "
-    "VESPO(k_bad=0.0); DPPO(low=0.0, high=0.1); DPPO(cap=0.5); PassAtK(k=0); "
-    "LinearEntropy(updates=0); LinearEntropy(first=-0.1); AdaptiveEntropy(target=0.0); AdaptiveEntropy(delta=0.0); "
+    "VESPO(k_bad=0.0); DPPO(low=0.0, high=0.1); DPPO(cap=0.5); "
+    "AdaptiveEntropy(target=0.0); AdaptiveEntropy(delta=0.0); "
     "TargetProbability(good_exponent=1.5); TargetProbability(good_exponent=-0.5); TargetProbability(bad_exponent=0.5); "
     "TargetProbability(tolerance=-0.1); KLPenalty(beta=0.0); KLPenalty(beta=-1.0); FixedLength(length=0); "
     "TopEntropy(fraction=0.0); TopEntropy(fraction=1.5); Objective(beta=-0.04); FixedEntropy(coefficient=0.0); "

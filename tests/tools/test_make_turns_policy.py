@@ -9,7 +9,8 @@ from helpers.paths import ROOT
 from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning import Arithmetic, GuessNumber, ToolEnvironment
+from examples.guess_number import GuessNumber
+from grpo_lightning import Arithmetic, ToolEnvironment
 from grpo_lightning.cli import run
 from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
 
@@ -33,7 +34,7 @@ def test_a_talk_with_the_calculator():
 def test_the_tokens_of_a_talk_are_those_of_a_run():
     tokenizer = tool.make_tokenizer(tool.WORDS)
     dialogue = Dialogue(tokenizer, variables={"chat_template": PLAIN})
-    calculator, game = ToolEnvironment("grpo_lightning.Calculator"), GuessNumber()
+    calculator, game = ToolEnvironment("examples.calculator.Calculator"), GuessNumber()
     talks = [tool.calculation(question, True, RNG) for question in QUESTIONS]
     talks = [(calculator, question, talk) for question, talk in zip(QUESTIONS, talks, strict=True)]
     talks += [(game, question, tool.guesses(game, question, True, RNG)) for question in game.questions("train")]

@@ -10,7 +10,7 @@ import torch
 from helpers.fitting import Digits, Echo, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
-from grpo_lightning import CosineLength, Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
+from grpo_lightning import Explorer, FormatReward, Gated, RewardResult, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.training.data import PromptBatch, TaskData
@@ -120,7 +120,7 @@ def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) ->
         (FormatReward, lambda: FunctionReward("a.b"), False),
         (lambda: FormatReward("a"), FormatReward, False),
         (lambda: FunctionReward("a.b"), lambda: FunctionReward("a.c"), False),
-        (lambda: CosineLength(Digits()), lambda: CosineLength(Digits()), False),  # nothing to be sure of
+        (lambda: Gated(Digits(), Digits()), lambda: Gated(Digits(), Digits()), False),  # nothing to be sure of
     ],
 )
 def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:

@@ -1,8 +1,6 @@
 """A plain class as an environment, as TRL's `environment_factory` has it: its public methods are tools."""
 
 import inspect
-import math
-import re
 from functools import cache
 from types import MethodType
 from typing import Any
@@ -10,9 +8,6 @@ from typing import Any
 from grpo_lightning.plugins.conversations.base import Environment, Turn
 from grpo_lightning.sandbox.main import awaited, module_of
 from grpo_lightning.types import Message, Question, UsageError
-
-MAX_CHARACTERS = 100
-EXPRESSION = re.compile(r"[0-9]+(?: *[-+*] *[0-9]+)*")
 
 
 class ToolEnvironment(Environment):
@@ -105,34 +100,3 @@ def class_at(path: str) -> type:
         fix = f"it lacks the method {lacks}" if lacks else "give MODULE.CLASS, without .py"
         raise UsageError(f"data.environment={path}: {found.__name__} is an Environment; {fix}")
     return found
-
-
-class Calculator:
-    """Calculates sums, differences and products of whole numbers, for a policy that calls it: `data.environment`.
-
-    It knows nothing about the question, so it gives no reward: a verifier judges the policy's last turn.
-    """
-
-    def reset(self, **row: Any) -> None:
-        """Keeps nothing: every call stands for itself."""
-
-    def calculate(self, expression: str) -> int:
-        """Calculates an expression; `*` binds tighter than `+` and `-`.
-
-        Args:
-            expression: Whole numbers with +, - or * between them, such as 12+3*4.
-
-        Returns:
-            Its value.
-        """
-        return value_of(expression)
-
-
-def value_of(expression: str) -> int:
-    """The value of numbers with `+`, `-` and `*` between them. The text is untrusted: it is read, never executed."""
-    if len(expression) > MAX_CHARACTERS:
-        raise ValueError(f"more than {MAX_CHARACTERS} characters")
-    if not EXPRESSION.fullmatch(expression.strip(" ")):
-        raise ValueError("numbers with +, - or * only")
-    terms = re.findall(r"([-+]?)([^-+]+)", expression)
-    return sum((-1) ** (sign == "-") * math.prod(map(int, product.split("*"))) for sign, product in terms)

@@ -1,40 +1,9 @@
-"""Entropy bonuses that change from update to update."""
+"""An entropy bonus that changes from update to update."""
 
 from typing import Any
 
 from grpo_lightning.maths.entropy import EntropyBonus
-from grpo_lightning.types import at_least, require
-
-
-class LinearEntropy(EntropyBonus):
-    """c goes in a line from `first` to `last` over a number of updates, and stays there.
-
-    For exploration early in a run, without noise at its end.
-
-    Args:
-        first: c of the first update.
-        last: c after `updates` of them.
-        updates: Number of optimizer updates.
-    """
-
-    def __init__(self, first: float = 0.01, last: float = 0.0, updates: int = 1000) -> None:
-        at_least("first", first, 0, "LinearEntropy")
-        at_least("last", last, 0, "LinearEntropy")
-        at_least("updates", updates, 1, "LinearEntropy")
-        self.first, self.last, self.updates, self.made = first, last, updates, 0
-
-    @property
-    def coefficient(self) -> float:
-        return self.first + (self.last - self.first) * min(self.made / self.updates, 1.0)
-
-    def observe(self, entropy: float) -> None:
-        self.made += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"made": self.made}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.made = state["made"]
+from grpo_lightning.types import require
 
 
 class AdaptiveEntropy(EntropyBonus):

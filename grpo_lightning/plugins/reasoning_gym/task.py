@@ -1,6 +1,5 @@
 """Procedurally generated puzzles of reasoning-gym and their own scorers (optional extra `reasoning-gym`)."""
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +10,6 @@ from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
-
-log = logging.getLogger(__name__)
 
 ENTRIES, SCORE = inside("gym.entries", __file__), inside("gym.score", __file__)
 """The functions that make and score puzzles in a worker."""
@@ -117,12 +114,12 @@ class ReasoningGym(Task):
 class ReasoningGymReward(Reward):
     """1 if reasoning-gym's own scorer accepts the final answer, else 0. For questions of the task `ReasoningGym`.
 
-    It knows all right answers of a puzzle, not only the gold one. The answer is found as by `MathVerifier`, so ask for
-    `<answer></answer>` in the prompt. The scorers run in worker processes, because some evaluate the answer as Python.
+    It knows all right answers of a puzzle, not only the gold one. Many scorers give a fraction to a wrong answer that
+    contains the right one, which would pay for listing guesses: it is worth 0. The answer is found as by
+    `MathVerifier`, so ask for `<answer></answer>` in the prompt. The scorers run in worker processes, because some
+    evaluate the answer as Python.
 
     Args:
-        partial_credit: Use the scorer's number as it is. Many scorers give a fraction to a wrong answer that contains
-            the right one, which pays for listing guesses.
         timeout: Seconds per score.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
         num_workers: Number of worker processes.
@@ -138,7 +135,6 @@ class ReasoningGymReward(Reward):
 
     def __init__(
         self,
-        partial_credit: bool = False,
         timeout: float = 10.0,
         memory_limit_mb: int = 2048,
         num_workers: int = 2,
@@ -146,9 +142,7 @@ class ReasoningGymReward(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        self.partial_credit = partial_credit
         self._pool = WorkerPool(num_workers, timeout, memory_limit_mb)
-        self._warned = False
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Imports reasoning-gym in a worker, and checks that the questions are its own."""
@@ -165,30 +159,19 @@ class ReasoningGymReward(Reward):
         """Status `ok`; `no_answer`, worth 0; or, with NaN, `error` (the scorer's), `timeout`, `memory` or `crash`."""
         answers = [extract_answer(sample.whole_turn) for sample in samples]
         asked = [row for row, answer in enumerate(answers) if answer is not None]
-        tasks = [_task(samples[row].prompt.question, answers[row]) for row in asked]
+        tasks = []
+        for row in asked:
+            question = samples[row].prompt.question
+            where = question.metadata[METADATA]
+            tasks.append([where["dataset"], where["entry"], question.text, answers[row]])
         result = RewardResult([0.0] * len(samples), [Status.NO_ANSWER] * len(samples), answers)
         for row, outcome in zip(asked, self._pool.map(SCORE, tasks), strict=True):
             result.status[row] = outcome.status
-            if outcome.status == Status.OK:
-                result.value[row] = outcome.value if self.partial_credit else float(outcome.value >= 1)
-            else:
-                result.value[row] = math.nan
-                self._warn(samples[row], answers[row], outcome.error or outcome.status)
+            result.value[row] = float(outcome.value >= 1) if outcome.status == Status.OK else math.nan
+            if outcome.error:
+                self.tally.explain(samples[row], outcome.status, outcome.error)
         return result
 
     def close(self) -> None:
         """Ends the worker processes."""
         self._pool.close()
-
-    def _warn(self, sample: Sample, answer: str | None, why: str) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "reward %s failed on the answer %.80r to %s: %s (logged once)",
-                self.name, answer, sample.prompt.question.source, why,
-            )  # fmt: skip
-
-
-def _task(question: Question, answer: str | None) -> list[Any]:
-    where = question.metadata[METADATA]
-    return [where["dataset"], where["entry"], question.text, answer]

@@ -5,21 +5,11 @@ import random
 import pytest
 from make_tiny_policy import make_tokenizer
 
+from examples.calculator import MAX_CHARACTERS, value_of
 from grpo_lightning import PlainTag, Question, ToolEnvironment
-from grpo_lightning.plugins.conversations.tools import MAX_CHARACTERS, value_of
 
 NO_EXPRESSIONS = ["", "+", "1+", "+1", "1++2", "1 2", "1/2", "2**3", "(1+2)", "1_000+1", "0x10", "1e9", "a+1", "1;"]
 NO_EXPRESSIONS += ["1\n+2", "١+٢", "__import__('os').getpid()", "1" * (MAX_CHARACTERS + 1)]
-
-
-VALUES = [
-    ("7", 7), ("47385+8215", 55600), ("3-10", -7), ("12+3*4", 24), ("2*3*4-5*6+1", -5), (" 1 +  2 ", 3), ("007+1", 8),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("expression", "value"), VALUES)
-def test_values(expression: str, value: int) -> None:
-    assert value_of(expression) == value
 
 
 def test_values_are_those_of_python() -> None:
@@ -37,7 +27,7 @@ def test_nothing_else_is_read(expression: str) -> None:
 
 
 def test_it_is_a_tool() -> None:
-    environment = ToolEnvironment("grpo_lightning.Calculator")
+    environment = ToolEnvironment("examples.calculator.Calculator")
     assert environment.reset(Question("12+30=", "42")) == [{"role": "user", "content": "12+30="}]
     calls = PlainTag().find("<tool>12+30</tool><tool>12 30</tool>", environment.tools)
     assert PlainTag.for_tokenizer(make_tokenizer()).stop == "</tool>"

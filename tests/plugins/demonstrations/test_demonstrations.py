@@ -18,7 +18,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Reinforce
 from grpo_lightning.maths.weightings import FixedLength, SequenceMean, TokenMean
 from grpo_lightning.plugins.demonstrations.source import Demonstrations
-from grpo_lightning.plugins.demonstrations.surrogates import CHORD, DEMONSTRATED, EMPHASIS, LUFFY
+from grpo_lightning.plugins.demonstrations.surrogates import CHORD, DEMONSTRATED, LUFFY
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import Question, UsageError
@@ -157,13 +157,6 @@ def test_without_demonstrations_both_are_the_surrogate_that_they_hold() -> None:
     expected = Clipped()(logp, old_logp, rollouts).value
     for surrogate in (LUFFY(), CHORD()):
         assert torch.equal(surrogate(logp, old_logp, rollouts).value, expected)
-    marked = rollouts.with_columns({DEMONSTRATED: torch.tensor([0.0, 0, 1, 1]), EMPHASIS: torch.tensor([2.0, 2, 3, 3])})
-    # p / (p + 0.1) times Â of -1, and log p; times the emphasis.
-    p = logp.exp()[2:]
-    assert torch.allclose(LUFFY()(logp, old_logp, marked).value[2:], -3 * p / (p + 0.1))
-    assert torch.allclose(CHORD()(logp, old_logp, marked).value[2:], 3 * logp[2:])
-    assert torch.allclose(CHORD(phi=True)(logp, old_logp, marked).value[2:], 3 * p * (1 - p) * logp[2:])
-    assert torch.allclose(CHORD()(logp, old_logp, marked).value[:2], 2 * expected[:2])
 
 
 def test_mu_follows_a_half_cosine() -> None:

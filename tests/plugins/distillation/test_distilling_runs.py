@@ -79,7 +79,7 @@ def test_a_group_may_be_of_one(teacher: str, tmp_path: Path) -> None:
 LAYER = f"--config={ROOT}/configs/algorithms/distillation.yaml"
 REFERENCES = {
     "Teacher": ["--model.reference.path=./teacher"],
-    "Teachers": ["--model.reference=Teachers", "--model.reference.paths={1: ./teacher, 2: ./policy}"],
+    "Teachers": ["--model.reference=examples.teachers.Teachers", "--model.reference.paths={1: ./teacher, 2: ./policy}"],
     "SelfTeacher": ["--model.reference=SelfTeacher", "--model.reference.prompt={question}{answer}"],
 }
 

@@ -9,11 +9,11 @@ from helpers.distilling import gradient
 from helpers.fitting import relative
 from helpers.tiny import policy_of, rollouts_of, tokenizer
 
+from examples.teachers import Teachers
 from grpo_lightning.maths.packs import idle_pack
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher
-from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
@@ -119,5 +119,3 @@ def test_mistakes_in_the_prompt_of_a_self_teacher() -> None:
     rollouts.row = torch.tensor([0, 1, 1, 2])
     with pytest.raises(UsageError, match="no conversation whose history is rewritten"):
         teacher(policy, rollouts)
-    with pytest.raises(UsageError, match="give at least one teacher"):
-        Teachers({})

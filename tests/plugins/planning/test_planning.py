@@ -20,7 +20,6 @@ from grpo_lightning.maths.kl import K2
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher
-from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.plugins.planning import memory, report
 from grpo_lightning.plugins.planning.memory import (
     Devices,
@@ -201,8 +200,6 @@ def test_a_teacher_is_counted_before_it_is_read(quick: None, tmp_path: Path) -> 
     assert bytes_of(plan_of(objective=objective, reference=half))["teachers"][0] == pytest.approx(whole / 2, rel=0.01)
     sharded = bytes_of(plan_of(Devices(count=4, strategy="fsdp2"), objective=objective, reference=teacher))
     assert sharded["teachers"] == (whole / 4, whole / 4 + whole, whole / 4 + whole)  # both layers at once
-    both = Teachers({"a": str(tmp_path / "teacher"), "b": str(tmp_path / "teacher")})
-    assert bytes_of(plan_of(objective=objective, reference=both))["teachers"][0] == 2 * whole
     told = SelfTeacher(snapshot=FrozenCopy())
     assert bytes_of(plan_of(objective=objective, reference=told))["frozen copies"][0] == WEIGHTS
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 from helpers.all_tokenizers import trained
 from helpers.tiny import tokenizer as character_tokenizer
-from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning import (
-    ArithmeticSegments,
     ByLine,
     ByPattern,
     Reward,
@@ -25,7 +23,7 @@ from grpo_lightning import (
 )
 from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
 from grpo_lightning.sandbox.pool import Outcome
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 
 class Lengths(SegmentScorer):
@@ -104,19 +102,12 @@ def test_a_text_that_cannot_be_split_costs_its_sample(bpe: PreTrainedTokenizerFa
 # Which token
 
 
-def test_the_last_token_of_a_step_by_hand(bpe: PreTrainedTokenizerFast):
+def test_the_last_token_of_a_step_by_hand():
     one_by_one = character_tokenizer()
     assert last_tokens(one_by_one, one_by_one.encode("ab1cd"), "ab1cd", [2, 3, 5]) == [1, 2, 4]
     # Ids 4 and 2 are special: they decode to nothing, and a segment ends before them.
     ids = [10, 11, 4, 12, 2, 13]
     assert last_tokens(one_by_one, ids, one_by_one.decode([10, 11, 12, 13]), [2, 3]) == [1, 3]
-    # "é" is two bytes, "€" three; of unlearnt ones each is a token.
-    raw = [
-        bpe.convert_tokens_to_ids(c)
-        for c in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str("é€x")[0][0]
-    ]
-    assert len(raw) == 6
-    assert last_tokens(bpe, raw, "é€x", [1, 2, 3]) == [1, 4, 5]
 
 
 def test_the_last_token_of_a_step_by_counting_bytes(bpe: PreTrainedTokenizerFast):
@@ -186,35 +177,6 @@ def test_the_last_of_too_many_segments_takes_the_rest(bpe: PreTrainedTokenizerFa
     text = "x\nyy\nz\nx"
     result = reward_of(bpe, max_segments=2)([sample(text, [*bpe.encode(text), 0])])
     assert result.segments == [[Segment(1, 2.0), Segment(8, 6.0)]]
-
-
-# Arithmetic segments
-
-
-def score(verifier: ArithmeticSegments, *segments: str, answer: str = "132") -> list[float]:
-    (values,) = verifier.score([sample("".join(segments), [1], answer)], [segments])
-    return values
-
-
-def test_a_segment_is_right_if_its_equations_are_true():
-    segments = "<think>7+5=12 ", "4+8+1=14</think>", "<answer>132</answer>"
-    assert score(ArithmeticSegments(), *segments) == [1.0, 0.0, 0.0]
-    assert score(ArithmeticSegments(no_equation=0.5), *segments) == [1.0, 0.0, 0.5]
-    assert score(ArithmeticSegments(), "1+1=2, 2+2=4", "1+1=2, 2+2=5") == [1.0, 0.0]
-
-
-def test_the_answer_as_the_last_step():
-    verifier = ArithmeticSegments(check_answer=True)
-    assert score(verifier, "7+5=12 ", "<answer>132</answer>") == [1.0, 1.0]
-    assert score(verifier, "7+5=13 ", "<answer>132</answer>") == [0.0, 1.0]
-    assert score(verifier, "7+5=12 ", "<answer>133</answer>") == [1.0, 0.0]
-    assert score(verifier, "7+5=12 ", "132") == [1.0, 0.0]
-    assert score(verifier, "7+5=12 ", "1+1=3 so the answer is 132") == [1.0, 0.0]
-    assert score(verifier, "#### 132.0") == [1.0]
-    verifier.read_questions([Question("q", "12")])
-    with pytest.raises(UsageError, match=r"'x\+1' of rows:3"):
-        verifier.read_questions([Question("q", "x+1", "rows:3")])
-    ArithmeticSegments().read_questions([Question("q", "x+1")])
 
 
 # Segments of a reward that fails, or gives them where there is no token

@@ -129,13 +129,8 @@ def test_hostile_answers_touch_nothing(tmp_path: Path, countdown):
     assert not marker.exists()
 
 
-def test_partial_credit_is_asked_for(reward, sums):
-    listing = sample(sums[0], f"{sums[0].answer} or 7")
-    assert reward([listing]).value == [0.0]
-    generous = ReasoningGymReward(partial_credit=True)
-    (value,) = generous([listing]).value
-    assert 0 < value < 1
-    generous.close()
+def test_a_list_of_guesses_is_wrong(reward, sums):
+    assert reward([sample(sums[0], f"{sums[0].answer} or 7")]).value == [0.0]
 
 
 def test_questions_of_another_task(reward):

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from grpo_lightning.plugins.conversations.base import Environment, Turn
-from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Message, Question, at_least, require
+from grpo_lightning import Environment, Question, Task, Turn
+from grpo_lightning.tasks.base import Split
+from grpo_lightning.types import Message, at_least, require
 
 
 class GuessNumber(Environment, Task):

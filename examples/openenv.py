@@ -1,14 +1,14 @@
-"""An environment of OpenEnv, behind an extra: questions are seeds."""
+"""An environment of OpenEnv, as one of another library: `pip install openenv`. Questions are seeds."""
 
-import importlib
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from grpo_lightning.plugins.conversations.base import Environment, Turn
-from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Message, Question, at_least, require
+from openenv.core.generic_client import GenericEnvClient
+
+from grpo_lightning import Environment, Question, Task, Turn
+from grpo_lightning.tasks.base import Split
+from grpo_lightning.types import Message, at_least, require
 
 SEED = "seed"  # the key of a question's metadata that holds its seed
 
@@ -30,7 +30,7 @@ class OpenEnv(Environment, Task):
         num_val: Seeds held out for validation, and as many others for test.
 
     Raises:
-        UsageError: OpenEnv is not installed, or the address is none.
+        UsageError: The address is none, or a number is below 1.
     """
 
     judge = "EnvironmentReward"
@@ -46,7 +46,6 @@ class OpenEnv(Environment, Task):
     ) -> None:
         is_address = url.startswith(("http://", "https://", "ws://", "wss://"))
         require(is_address, f"url={url} of OpenEnv: give the address of a server, such as http://localhost:8000")
-        require(find_spec("openenv") is not None, "openenv is not installed: pip install grpo-lightning[openenv]")
         at_least("num_train", num_train, 1, "OpenEnv")
         at_least("num_val", num_val, 1, "OpenEnv")
         self.url, self.action, self.observation, self.arguments = url, action, observation, reset or {}
@@ -60,7 +59,7 @@ class OpenEnv(Environment, Task):
 
     def reset(self, question: Question) -> list[Message]:
         """Opens a session. Returns what is seen first."""
-        self._client = importlib.import_module("openenv.core.generic_client").GenericEnvClient(base_url=self.url).sync()
+        self._client = GenericEnvClient(base_url=self.url).sync()
         self._client.connect()
         seed = {SEED: question.metadata[SEED]} if SEED in question.metadata else {}
         return [{"role": "user", "content": self._text(self._client.reset(**seed, **self.arguments).observation)}]
