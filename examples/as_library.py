@@ -1,8 +1,8 @@
 """A GRPO run without the command line: what `grpo fit --config configs/quickstart.yaml` does, in Python.
 
-    python examples/as_library.py runs/tiny_policy
+    python examples/as_library.py grpo_lightning:tiny_policy
 
-The folder is made by tools/make_tiny_policy.py. The arguments are the keys of the configuration.
+The policy is installed with the package. The arguments are the keys of the configuration.
 """
 
 import sys

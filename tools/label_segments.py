@@ -1,6 +1,6 @@
 """Labels the segments of completions by the answers they lead to: training data for a process model.
 
-python tools/label_segments.py --rows runs/.../predictions.jsonl --policy runs/tiny_policy --out labels.jsonl
+python tools/label_segments.py --rows runs/.../predictions.jsonl --policy grpo_lightning:tiny_policy --out labels.jsonl
 
 The labels of Math-Shepherd (arXiv 2312.08935): the policy completes the prefix up to the end of each segment N times. A
 segment is right (hard label) if any of these completions reaches the gold answer; its fraction (soft label) is how many

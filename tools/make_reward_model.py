@@ -4,7 +4,7 @@ It answers training questions with the policy, labels the answers by the verifie
 new head on them, as `LearnedReward` does between iterations. The training data is saved beside the weights, in
 seed.jsonl: replay begins with it.
 
-    python tools/make_reward_model.py --policy runs/tiny_policy --out runs/tiny_reward_model
+    python tools/make_reward_model.py --policy grpo_lightning:tiny_policy --out runs/tiny_reward_model
 """
 
 import sys
@@ -49,7 +49,7 @@ def answers(policy: Policy, count: int, max_new_tokens: int, seed: int) -> list[
 
 def make(
     out: Path,
-    policy: Path = Path("runs/tiny_policy"),
+    policy: Path = Path("grpo_lightning:tiny_policy"),
     seed: int = 0,
     questions: PositiveInt = 1024,
     num_passes: PositiveInt = 8,
@@ -60,7 +60,7 @@ def make(
 
     Args:
         out: Folder to save it in.
-        policy: Folder of the policy.
+        policy: Folder of the policy, or `grpo_lightning:tiny_policy`.
         seed: Seed of answers and training.
         questions: Number of training questions, 8 answers each.
         num_passes: Passes over the answers.

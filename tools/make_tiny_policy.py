@@ -5,7 +5,8 @@ the sums, but samples right answers only about a third of the time: GRPO is ther
 
     python tools/make_tiny_policy.py --out runs/tiny_policy
 
-With `--mistakes columns` the wrong digits are in the written columns, and the answer follows from them.
+With these defaults it is `grpo_lightning:tiny_policy`, which is installed with the package. With `--mistakes columns`
+the wrong digits are in the written columns, and the answer follows from them.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Measures what each precision does to a policy: its log-probs, by position, and the weights that 20 steps change.
 
-python docs/figures/measure_precision.py [--policy runs/tiny_policy] [--config configs/quickstart.yaml]
+python docs/figures/measure_precision.py [--policy grpo_lightning:tiny_policy] [--config configs/quickstart.yaml]
     [--out docs/precision.md]
 
 Prints the table; with --out, puts it between the marks of that file.
@@ -90,7 +90,7 @@ def table(path: str, config: str) -> str:
 def main() -> None:
     """Measures, prints, and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="runs/tiny_policy", help="folder of the policy")
+    parser.add_argument("--policy", default="grpo_lightning:tiny_policy", help="folder of the policy")
     parser.add_argument("--config", default="configs/quickstart.yaml", help="run that trains it")
     parser.add_argument("--out", help="Markdown file with the marks")
     options = parser.parse_args()

@@ -21,6 +21,7 @@ class Command(NamedTuple):
 
 
 INSPECT = "grpo_lightning.plugins.inspect"
+START = "grpo_lightning.plugins.start"
 EVALUATE = "grpo_lightning.plugins.benchmarks.evaluate"
 
 COMMANDS: dict[str, Command] = {
@@ -32,6 +33,8 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("Writes a page that shows what a run did to each token.", f"{INSPECT}.page"),
     "report": Command("Compares runs on one page: curves, a table, what differs.", f"{INSPECT}.report"),
     "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
+    "init": Command("Writes a project to begin with.", f"{START}.init"),
+    "env": Command("Prints the versions of everything, for a bug report.", f"{START}.env"),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }
 

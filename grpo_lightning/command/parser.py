@@ -1,6 +1,7 @@
 """The parser of the command line."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -9,6 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from grpo_lightning.command import internals
 from grpo_lightning.command.overview import NEGATIVE, ask
+from grpo_lightning.packaged import packaged
 from grpo_lightning.types import UsageError
 
 
@@ -35,7 +37,7 @@ class Parser(LightningArgumentParser):
         """Reads options; an exception of a module of the user's is their mistake."""
         try:
             with internals.replacing():
-                return super().parse_args(args, *others, **kwargs)
+                return super().parse_args(with_paths(sys.argv[1:] if args is None else args), *others, **kwargs)
         except Exception as error:
             known = isinstance(error, UsageError | argparse.ArgumentError)
             if known or not (mistake := ask("plugins.mistakes.imports:refused_import", error)):
@@ -60,3 +62,15 @@ class Parser(LightningArgumentParser):
         if self.exit_on_error:
             raise UsageError(str(mistake)) from ex
         raise mistake from ex
+
+
+def with_paths(words: Sequence[str]) -> list[str]:
+    """The options, with the path of each configuration that is named as `grpo_lightning:NAME`."""
+    flags = ("-c", "--config")
+    found = []
+    for before, word in zip(["", *words], words, strict=False):
+        flag, is_joined, value = word.partition("=")
+        if flag in flags and is_joined:
+            word = f"{flag}={packaged(value)}"
+        found.append(packaged(word) if before in flags else word)
+    return found

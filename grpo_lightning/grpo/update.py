@@ -58,7 +58,7 @@ def update(
         for watcher in watchers:
             watcher.see(pack)
     # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), grad_clip or math.inf)
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.scale) / machine.scale
     everyone = sum(diagnostics[1:], diagnostics[0]).reduce(machine.reduce)
     total, (grad_norm,) = everyone.on_host(sharding.assembled(norm))
     watched = [watcher.metrics(machine.reduce) for watcher in watchers]

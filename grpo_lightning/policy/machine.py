@@ -20,6 +20,10 @@ class Machine(Protocol):
         """The trained weights, if several packs may be passed at once; None with other ranks, a GPU or dropout."""
 
     @property
+    def scale(self) -> float:
+        """What `backward` multiplies gradients by, and `step` divides them by, so that float16 loses none; else 1."""
+
+    @property
     def reduce(self) -> Callable[..., Any]:
         """Sums or maximises a tensor over ranks, by `reduce_op`."""
 

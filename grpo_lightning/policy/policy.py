@@ -91,7 +91,7 @@ class Policy(nn.Module):
         self.compute.check()
         if self.adapter is not None:
             self.adapter.check()
-        folder = Path(self.path).expanduser()
+        folder = Path(pretrained.location(self.path))
         if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
             missing = "no weights (.safetensors or .bin) in this folder"
             raise UsageError(f"{self.key}.path={self.path}: {missing}. {pretrained.FIX}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from grpo_lightning.packaged import POLICY, PREFIX, packaged
 from grpo_lightning.types import UsageError, require
 
 FIX = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
@@ -59,7 +60,7 @@ def source(path: str, key: str) -> str:
 
 def local(path: str, key: str) -> str:
     """The folder at `path`; empty if this is a hub id. It asks neither the hub nor the cache."""
-    folder = Path(path).expanduser()
+    folder = Path(packaged(path)).expanduser()
     if folder.is_dir():
         if (folder / "checkpoints").is_dir() and not (folder / "config.json").exists():
             export = f"grpo export {path} --out {path.rstrip('/')}_model"
@@ -73,7 +74,7 @@ def local(path: str, key: str) -> str:
 
 def location(path: str) -> str:
     """The name of the model at `path` for other programs: a folder from the root, or the hub id as it is."""
-    folder = Path(path).expanduser()
+    folder = Path(packaged(path)).expanduser()
     return str(folder.resolve()) if folder.is_dir() else path
 
 
@@ -81,7 +82,8 @@ def made_by(path: str) -> str:
     """The command that makes what is missing at `path`, if a tool does; else nothing."""
     tools = {"tiny_policy": "tools/make_tiny_policy.py", "tiny_reward_model": "tools/make_reward_model.py"}
     tool = tools.get(Path(path).name)
-    return f"Make it: python {tool} --out {path}" if tool else ""
+    installed = f"Give {PREFIX}{POLICY.name}, which is installed. " if Path(path).name == POLICY.name else ""
+    return f"{installed}Make it: python {tool} --out {path}" if tool else ""
 
 
 def first_line(error: BaseException) -> str:

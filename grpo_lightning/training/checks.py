@@ -41,17 +41,29 @@ BETTER = {
 
 def check_precision(precision: str | int | None) -> None:
     """Raises UsageError for a precision in which GRPO goes wrong."""
-    if precision in ("32-true", "bf16-mixed", "64-true", 32, 64, "32", "64", "bf16", None):
+    if precision in ("32-true", "bf16-mixed", "16-mixed", "64-true", 16, 32, 64, "16", "32", "64", "bf16", None):
         return
-    reason = "float16 overflows" if "16" in str(precision) else "it is not tested"
+    reason = "float16 rounds small updates away" if "16" in str(precision) else "it is not tested"
     if precision == "bf16-true":
         reason = (
             "it rounds the rotary frequencies, so that log-probs go wrong with the position. For bfloat16 weights set "
             "model.policy.dtype=bfloat16 and trainer.precision=32-true"
         )
     raise UsageError(
-        f"trainer.precision={precision}: {reason}. Use bf16-mixed (float32 weights, bfloat16 arithmetic) or 32-true"
+        f"trainer.precision={precision}: {reason}. Use bf16-mixed or 16-mixed (float32 weights, arithmetic in 16 "
+        "bits), or 32-true"
     )
+
+
+def check_half(precision: str | int | None, accelerator: Any) -> None:
+    """Raises UsageError for float16 on a CPU, where Lightning would compute in bfloat16."""
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
+    if on_cpu and str(precision) in ("16", "16-mixed"):
+        raise UsageError(
+            f"trainer.precision={precision}: Lightning takes bfloat16 in its place on a CPU. Use bf16-mixed. To try "
+            "float16 there: --trainer.plugins MixedPrecision --trainer.plugins.precision 16-mixed "
+            "--trainer.plugins.device cpu"
+        )
 
 
 def warn_of_lost_updates(policy: Policy, optimizer: torch.optim.Optimizer) -> None:

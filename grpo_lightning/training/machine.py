@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
@@ -47,6 +48,16 @@ class LightningMachine(Machine):
         """As `Machine.reduce`."""
         return self.module.trainer.strategy.reduce
 
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """Lightning's, in `16-mixed`; in other precisions None."""
+        return getattr(self.module.trainer.precision_plugin, "scaler", None)
+
+    @property
+    def scale(self) -> float:
+        """As `Machine.scale`."""
+        return self.scaler.get_scale() if self.scaler else 1.0
+
     def backward(self, objective: Tensor) -> None:
         """As `Machine.backward`."""
         # Ranks average their gradients, but J is a sum over all of them.
@@ -59,9 +70,9 @@ class LightningMachine(Machine):
         return strategy.block_backward_sync() if waits else nullcontext()
 
     def alone(self) -> Sequence[nn.Parameter] | None:
-        """As `Machine.alone`: on a CPU, in one process, with nothing random in a pass."""
+        """As `Machine.alone`: on a CPU, in one process, with nothing random in a pass and no scaler."""
         policy: Policy = self.module.policy
-        if self.module.device.type != "cpu" or self.module.trainer.world_size > 1 or policy.dropout:
+        if self.module.device.type != "cpu" or self.module.trainer.world_size > 1 or policy.dropout or self.scaler:
             return None
         return [parameter for parameter in policy.parameters() if parameter.requires_grad]
 
@@ -73,6 +84,10 @@ class LightningMachine(Machine):
     def skip(self, objective: Tensor, grad_norm: Tensor) -> None:
         """As `Machine.skip`."""
         module = self.module
+        if self.scaler:
+            # As `update` does after an overflow, but by the numbers of all ranks, so that they keep one scale.
+            smaller = self.scale * self.scaler.get_backoff_factor()
+            self.scaler.load_state_dict({**self.scaler.state_dict(), "scale": smaller, "_growth_tracker": 0})
         module.bad_updates += 1
         module.bad_updates_in_a_row += 1
         if module.bad_updates_in_a_row >= module.guard.max_bad_updates:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import yaml
 
+from grpo_lightning.packaged import CONFIGS
 from grpo_lightning.types import UsageError, at_least
 
-FOLDERS = (Path("configs/benchmarks"), Path(__file__).parents[3] / "configs" / "benchmarks")
+FOLDERS = (Path("configs/benchmarks"), CONFIGS / "benchmarks")
 """Where a benchmark's configuration is, by its name."""
 
 UNASKED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--data.val_limit": "0"}

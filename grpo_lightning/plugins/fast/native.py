@@ -57,9 +57,9 @@ class NativeEngine(RolloutEngine):
             decoded with it. Set it where a resumed run must be equal to the bit.
         packed: On a CPU, decode with copies of the linear layers in the layout that few rows read fastest. They are
             made when sampling begins and freed when it ends. Log-probs differ by rounding, 1e-5 in float32.
-        dtype: Type of the copies of the linear layers. `bfloat16` has half the bytes of float32. It draws from another
-            distribution than the policy, and its log-probs are of that one: see `model.objective.correction`. None
-            computes in the policy's type.
+        dtype: Type of the copies of the linear layers: `bfloat16` or `float16`, half the bytes of float32. It draws
+            from another distribution than the policy, and its log-probs are of that one: see
+            `model.objective.correction`. None computes in the policy's type.
         threads: On a CPU, decode in so many threads, each with a part of the completions and of the cores. It is faster
             for small models, whose products are too small to be divided among cores. 1 decodes all together. Log-probs
             differ by rounding.
@@ -73,7 +73,7 @@ class NativeEngine(RolloutEngine):
         check_every: int = 8,
         max_cache_gib: float | None = None,
         packed: bool = False,
-        dtype: Literal["bfloat16"] | None = None,
+        dtype: Literal["bfloat16", "float16"] | None = None,
         threads: int = 1,
     ) -> None:
         if max_rows < 1 or check_every < 1 or threads < 1:

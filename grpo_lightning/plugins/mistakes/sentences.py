@@ -51,6 +51,7 @@ ELSEWHERE = {
     "trainer.logger": "report_to",
     "trainer.max_epochs, exploration steps": "num_train_epochs | total_epochs total_training_steps",
     "trainer.precision bf16-mixed": "bf16",
+    "trainer.precision 16-mixed": "fp16",
 }
 """Options here, and what TRL calls them | what verl calls them."""
 

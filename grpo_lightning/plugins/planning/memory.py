@@ -102,7 +102,7 @@ class Plan:
     @cached_property
     def passes(self) -> tuple[int, int, int, int]:
         """Tokens and rows of the fullest pack; bytes of a forward over it without gradients, and with its backward."""
-        loop, mixed = self.loop, self.trainer.precision.startswith("bf16")
+        loop, mixed = self.loop, self.trainer.precision.startswith(("bf16", "16"))
         entropy = not isinstance(self.model.objective.entropy, NoEntropy)
         prompts = max(1, loop.prompts_per_step // self.trainer.count // loop.num_minibatches)
         group = [row // loop.group_size for row in range(prompts * loop.group_size)]
@@ -130,7 +130,8 @@ class Plan:
         """Rows decoded at once, tokens of each, and bytes of their cache and logits, in training or validation."""
         found, config, model = [(0, 0, 0)], self.policy.config, self.model
         limit = getattr(self.engine, "max_cache_gib", None)
-        dtype = torch.bfloat16 if self.trainer.precision.startswith("bf16") else self.fake.model.dtype
+        mixed = self.trainer.precision.startswith(("bf16", "16"))
+        dtype = torch.bfloat16 if mixed else self.fake.model.dtype  # float16 has as many bytes
         memory = sys.maxsize if limit is None else int(limit * GIB)
         prompts = max(1, self.loop.prompts_per_step // self.trainer.count)
         trained = (prompts * self.loop.group_size, model.sampling)
@@ -233,7 +234,7 @@ def remedies(plan: Plan, phase: str) -> Iterator[str]:
         (f"model.engine.max_cache_gib={half:.2g}", half, exploring and hasattr(plan.engine, "max_cache_gib")),
         (f"loop.max_tokens={tokens}", tokens, not exploring),
         ("model.policy.compute.gradient_checkpointing=true", True, phase == "updating" and not checkpoints),
-        ("trainer.precision=bf16-mixed", "bf16-mixed", not trainer.precision.startswith(("bf16", "64"))),
+        ("trainer.precision=bf16-mixed", "bf16-mixed", not trainer.precision.startswith(("bf16", "16", "64"))),
         ("model.policy.adapter=LoRA", LoRA(), policy.adapter is None),
     ]
     for text, value in [(text, value) for text, value, helps in tried if helps]:

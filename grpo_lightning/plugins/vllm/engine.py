@@ -17,7 +17,7 @@ from grpo_lightning.plugins.vllm.guest import Guest
 from grpo_lightning.plugins.vllm.named_weights import named_weights
 from grpo_lightning.plugins.vllm.requests import Drawing, dtype_of
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.policy.pretrained import first_line, location
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError, at_least, require
 
 CPU_CACHE_GIB = 1.0
@@ -134,7 +134,7 @@ class VLLMEngine(RolloutEngine):
         cuda = self._device.type == "cuda"
         cache = self.max_cache_gib or (None if cuda else CPU_CACHE_GIB)
         settings = {
-            "model": policy.path,
+            "model": location(policy.path),
             "trust_remote_code": policy.trust_remote_code,
             "load_format": "dummy",  # every weight comes with the first sync
             "skip_tokenizer_init": True,

@@ -14,6 +14,7 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
+from grpo_lightning.packaged import packaged
 from grpo_lightning.plugins.vllm.delivery import fault
 from grpo_lightning.plugins.vllm.fleet import GENERATE, Fleet
 from grpo_lightning.plugins.vllm.http import Server, ServerError, everywhere
@@ -135,7 +136,7 @@ class VLLMServerEngine(RolloutEngine):
     def _command(self, policy: Policy) -> str:
         """The line that starts a server for `policy`."""
         return (
-            f"VLLM_SERVER_DEV_MODE=1 vllm serve {policy.path} --tokens-only --dtype {dtype_of(policy)} "
+            f"VLLM_SERVER_DEV_MODE=1 vllm serve {packaged(policy.path)} --tokens-only --dtype {dtype_of(policy)} "
             "--logprobs-mode processed_logprobs"
         )
 

@@ -1,0 +1,106 @@
+"""What a user has without the repository: a project that runs, configurations by name, versions for a bug report."""
+
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.fitting import scalars
+from helpers.paths import ROOT, environment
+
+from grpo_lightning import cli
+from grpo_lightning.command.overview import answer
+from grpo_lightning.packaged import POLICY, packaged
+from grpo_lightning.types import UsageError
+
+SMALL = ["--trainer.max_epochs=3", "--trainer.enable_progress_bar=false", "--loop.prompts_per_step=16"]
+
+
+@pytest.fixture(autouse=True)
+def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+
+
+def test_the_project_runs_as_its_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answer(["init", "mine"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "mine: README.md, my_rewards.py, run.yaml, train.jsonl, val.jsonl",
+        "To train: cd mine && grpo fit --config run.yaml",
+    ]
+    assert len(Path("mine", "README.md").read_text().splitlines()) == 6
+    monkeypatch.chdir("mine")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    cli.run(["fit", "--config=run.yaml", "--config", "grpo_lightning:algorithms/dr_grpo", *SMALL])
+    found = scalars(tmp_path / "mine" / "runs" / "first")
+    first, *_, last = found["reward/mean"].values()
+    assert 0.1 < first < last  # a third of the answers is right, less 0.01 per token
+    assert min(found["val/greedy"].values()) > 0.9
+    assert answer(["inspect", "runs/first"]) == 0 and answer(["export", "runs/first", "--out=model"]) == 0
+    assert answer(["init", "."]) == 2
+    assert ".: something is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("quikstart", "Did you mean quickstart?"),
+        ("dapo", "Did you mean algorithms/dapo or algorithms/dppo or algorithms/sapo?"),
+        ("", "There are algorithms/cispo, "),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_near_ones(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["fit", f"--config=grpo_lightning:{name}"])
+    assert ended.value.code == 2
+    message = f"grpo: error: grpo_lightning:{name}: nothing of this name is installed. {hint}"
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_names_are_paths_and_paths_stay() -> None:
+    assert Path(packaged("grpo_lightning:algorithms/dapo")).samefile(ROOT / "configs" / "algorithms" / "dapo.yaml")
+    assert packaged("grpo_lightning:quickstart.yaml") == packaged("grpo_lightning:quickstart")
+    assert packaged("grpo_lightning:tiny_policy") == str(POLICY)
+    assert packaged("runs/quickstart") == "runs/quickstart"
+    with pytest.raises(UsageError, match="nothing of this name"):
+        packaged("grpo_lightning:../pyproject")
+
+
+def test_env_prints_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["env"]) == 0
+    facts = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert facts["python"].startswith(f"{platform.python_version()}, ")
+    assert facts["torch"] == torch.__version__ and facts["lightning"] == version("lightning")
+    assert torch.backends.cpu.get_cpu_capability() in facts["cpu"]
+    assert ("gpu 0" in facts) == torch.cuda.is_available()
+
+
+def test_wheel_and_sdist_hold_all_that_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is built from what the sdist holds."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("configs", "grpo_lightning"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+
+    def build(kind: str, folder: Path) -> Path:
+        code = f"from setuptools import build_meta as b; b.build_{kind}({str(tmp_path)!r})"
+        subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(), check=True, capture_output=True)
+        (made,) = tmp_path.glob("*.tar.gz" if kind == "sdist" else "*.whl")
+        return made
+
+    shutil.unpack_archive(build("sdist", source), tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("grpo_lightning-*/")
+    with zipfile.ZipFile(build("wheel", unpacked)) as wheel:
+        held = {name for name in wheel.namelist() if not name.partition("/")[0].endswith(".dist-info")}
+    package = [path for name in ("configs", "grpo_lightning") for path in (source / name).rglob("*") if path.is_file()]
+    expected = {path.relative_to(source).as_posix() for path in package}
+    assert held == {name if name.startswith("grpo_lightning/") else f"grpo_lightning/{name}" for name in expected}

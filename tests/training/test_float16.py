@@ -1,0 +1,69 @@
+"""`16-mixed`: the scale of the gradients, which an overflow halves, and which nothing else shows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.fitting import Gradients, checkpoint_of, fit, resumes_exactly, scalars
+from lightning.pytorch.plugins import MixedPrecision
+
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
+
+
+def half(**options: Any) -> dict[str, Any]:
+    """The trainer's options for float16 on a CPU, which Lightning's `precision` does not give; those of the scaler."""
+    scaler = torch.amp.GradScaler("cpu", **options)
+    return {"plugins": [AtomicCheckpointIO(), MixedPrecision("16-mixed", "cpu", scaler)]}
+
+
+def scaler_of(folder: Path) -> dict[str, Any]:
+    return checkpoint_of(folder)["MixedPrecision"]
+
+
+def test_the_norm_is_that_of_the_gradient_whatever_the_scale(tmp_path: Path) -> None:
+    seen = {scale: Gradients() for scale in (1.0, 2.0**12)}
+    for scale, gradients in seen.items():
+        options = half(init_scale=scale) | {"max_epochs": 1}
+        fit(tmp_path / str(scale), [gradients], trainer=options, grad_clip=1e-3)
+        clipped = torch.cat([gradient.flatten() for gradient in gradients.updates[0].values()])
+        assert float(clipped.norm()) == pytest.approx(1e-3, rel=1e-3)
+    norms = [scalars(tmp_path / str(scale))["optim/grad_norm"][0] for scale in seen]
+    assert norms[0] == pytest.approx(norms[1], rel=0.02) and norms[0] > 1e-2
+
+
+def test_an_overflow_is_a_bad_update_and_halves_the_scale(tmp_path: Path) -> None:
+    options = half(init_scale=2.0**40, backoff_factor=2.0**-12, growth_interval=3)
+    options |= {"max_epochs": 6, "enable_checkpointing": True}
+    module = fit(tmp_path, [StepCheckpoint()], trainer=options)
+    assert scalars(tmp_path)["optim/bad_updates"] == {step: min(step + 1, 2) for step in range(6)}
+    assert module.policy.version == 4
+    # Two overflows, then three updates that double it, and one more.
+    state = scaler_of(tmp_path)
+    assert (state["scale"], state["_growth_tracker"]) == (2.0**17, 1)
+
+
+def test_too_many_overflows_stop_the_run(tmp_path: Path) -> None:
+    options = half(init_scale=2.0**80)
+    with pytest.raises(FloatingPointError, match="2 updates in a row were not finite"):
+        fit(tmp_path, trainer=options, max_bad_updates=2)
+
+
+def test_a_resumed_run_has_the_scale_that_it_had(tmp_path: Path) -> None:
+    def options() -> dict[str, Any]:
+        return {"trainer": half(init_scale=2.0**28, backoff_factor=2.0**-12, growth_interval=2)}
+
+    resumes_exactly(tmp_path, options, steps=5, cut=2)
+    assert scaler_of(tmp_path / "cut") == scaler_of(tmp_path / "whole")
+    assert scaler_of(tmp_path / "cut")["scale"] == 2.0**18  # 28 - 12, and doubled twice
+
+
+def test_on_a_cpu_16_mixed_is_refused_with_what_works(grpo: Grpo) -> None:
+    code, _, errors = grpo("fit", "--trainer.precision=16-mixed")
+    assert code == 2
+    words = errors[errors.index("--trainer.plugins") :].split()
+    assert "trainer.precision=16-mixed: Lightning takes bfloat16 in its place on a CPU" in errors
+    grpo.ok("fit", *words, "--model.engine.dtype=float16")
+    assert scaler_of(Path("run"))["scale"] == 2.0**16
