@@ -141,6 +141,8 @@ from grpo_lightning.plugins.methods.target_probability import PrefixTree as Pref
 from grpo_lightning.plugins.methods.target_probability import TargetProbability as TargetProbability
 from grpo_lightning.plugins.methods.top_entropy import TopEntropy as TopEntropy
 from grpo_lightning.plugins.orders.adaptive import Adaptive as Adaptive
+from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools as DifficultyPools
+from grpo_lightning.plugins.orders.replayed import Replayed as Replayed
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
 from grpo_lightning.plugins.process.reward import ByLine as ByLine
