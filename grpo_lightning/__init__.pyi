@@ -107,6 +107,7 @@ from grpo_lightning.plugins.display.first_look import Board as Board
 from grpo_lightning.plugins.display.first_look import FirstLook as FirstLook
 from grpo_lightning.plugins.display.lines import StepLines as StepLines
 from grpo_lightning.plugins.display.summary import RunSummary as RunSummary
+from grpo_lightning.plugins.display.trackio_logger import TrackioLogger as TrackioLogger
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary as FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAdvantage
 from grpo_lightning.plugins.distillation.no_reward import NoReward as NoReward

@@ -84,11 +84,12 @@ def test_a_logger_is_one_word_and_its_run_is_reported(
     assert report.main(["run"]) == 0 and "1 run" in capsys.readouterr().out
 
 
-def test_a_logger_that_is_not_installed_is_one_line(grpo: Grpo) -> None:
-    if find_spec("wandb"):
-        pytest.skip("wandb is installed")
-    code, _, errors = grpo("fit", "--trainer.logger=WandbLogger")
-    assert code == 2 and "wandb" in errors and "Traceback" not in errors
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_a_logger_that_is_not_installed_is_one_line(grpo: Grpo, package: str) -> None:
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    code, _, errors = grpo("fit", f"--trainer.logger={package.title()}Logger")
+    assert code == 2 and package in errors and "Traceback" not in errors
 
 
 def test_the_last_row_of_a_table_may_be_half_written(tmp_path: Path) -> None:
