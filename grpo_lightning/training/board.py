@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from grpo_lightning.training import disk, internals
+from grpo_lightning import disk
+from grpo_lightning.training import internals
 
 
 class RunCSVLogger(CSVLogger):

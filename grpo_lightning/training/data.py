@@ -1,7 +1,7 @@
 """The data module: the questions of a task as prompts, in a stream for training, in batches for validation."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -52,6 +52,8 @@ class PromptLoader:
     data: "TaskData"
     split: Split
     validation: str = ""
+    is_due: Callable[[], bool] = lambda: True
+    """Whether there are any this time."""
 
     def __len__(self) -> int:
         return -(-len(self.data.questions[self.split]) // (ranks.world_size() * self.data.val_batch_size))
@@ -59,7 +61,7 @@ class PromptLoader:
     def __iter__(self) -> Iterator[PromptBatch]:
         questions, world_size = self.data.questions[self.split], ranks.world_size()
         span = world_size * self.data.val_batch_size
-        for first in range(0, len(questions), span):
+        for first in range(0, len(questions) if self.is_due() else 0, span):
             everyone = range(first, min(first + span, len(questions)))
             mine = everyone[ranks.rank() :: world_size]
             padding = [0] * (-(-len(everyone) // world_size) - len(mine))

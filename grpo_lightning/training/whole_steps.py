@@ -11,9 +11,10 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning import disk
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Minibatch
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import internals
 from grpo_lightning.training.board import rewind
 from grpo_lightning.training.checkpoint_files import check_whole_step
 from grpo_lightning.training.checks import check_loop, check_trainer

@@ -10,10 +10,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning import ranks
+from grpo_lightning import disk, ranks
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.plugins.display.page import as_page, as_table
-from grpo_lightning.training import disk
 from grpo_lightning.training.evaluation import record
 from grpo_lightning.types import at_least
 

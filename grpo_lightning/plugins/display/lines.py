@@ -31,20 +31,14 @@ class Pace:
     def __init__(self, done: int, total: int | None) -> None:
         self.first = self.done = done
         self.total = total
-        self._started = self._latest = perf_counter()
-
-    def step_ended(self) -> None:
-        """Counts a step."""
-        self.done += 1
-        self._latest = perf_counter()
+        self._started = perf_counter()
 
     @property
     def left(self) -> float | None:
         """Seconds until the last step will have ended, at the mean speed so far; None if that is not known."""
         if self.done == self.first or self.total is None or not has_end(self.total):
             return None
-        per_step = (self._latest - self._started) / (self.done - self.first)
-        return max(0.0, self._latest + per_step * (self.total - self.done) - perf_counter())
+        return (perf_counter() - self._started) / (self.done - self.first) * (self.total - self.done)
 
 
 def counted(steps: int, total: int | None, between: str = "/") -> str:
@@ -117,7 +111,7 @@ class StepLines(Callback, Observer):
 
     def reported(self, metrics: Mapping[str, float]) -> None:
         """Prints the line."""
-        self._pace.step_ended()
+        self._pace.done += 1
         rank_zero_info(line(self._pace, metrics, self._scores, self._loop.current_step.remarks))
         self._scores = {}
 

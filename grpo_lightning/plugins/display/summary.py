@@ -10,9 +10,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning import disk
 from grpo_lightning.plugins.display.lines import Scores, counted, duration, headline, number
 from grpo_lightning.plugins.inspect.record import FOLDER
-from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.step_report import StepReport

@@ -14,6 +14,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from grpo_lightning import disk
 from grpo_lightning.plugins.inspect.configs import read_config
 from grpo_lightning.plugins.mistakes.disk import refusal
 from grpo_lightning.policy import pretrained
@@ -21,7 +22,6 @@ from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.architecture import stop_ids_of
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.training import disk
 from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
 from grpo_lightning.types import UsageError, require
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from grpo_lightning import ranks
+from grpo_lightning import disk, ranks
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer, Step
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
@@ -21,7 +21,6 @@ from grpo_lightning.plugins.inspect.following import Followed
 from grpo_lightning.plugins.inspect.groups import Measure
 from grpo_lightning.plugins.inspect.record import FOLDER, GroupRecord, StepRecord, describe, files_of, path_of, step_of
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training import disk
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import at_least

@@ -8,16 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from grpo_lightning.command import internals
+from grpo_lightning.plugins.mistakes import sentences
 from grpo_lightning.plugins.mistakes.imports import import_mistake, refusal
 from grpo_lightning.plugins.mistakes.internals import hint_of, left_by
-from grpo_lightning.plugins.mistakes.sentences import (
-    BY_CLASS,
-    among,
-    did_you_mean,
-    instead,
-    no_such_argument,
-    one_line,
-)
+from grpo_lightning.plugins.mistakes.sentences import BY_CLASS, one_line
 from grpo_lightning.types import UsageError
 
 PLAIN: dict[Any, str] = {
@@ -82,14 +76,14 @@ def unknown_key(parser: Any, given: str) -> OptionError:
     if flag == "class_path":  # beside it stands what belongs below
         return OptionError("", f": {BY_CLASS}")
     key = flag.removeprefix("--").partition(".")[0]
-    return OptionError(key, no_such_argument(key, parser.owner.__name__, [option.dest for option in options]))
+    return OptionError(key, sentences.no_such_argument(key, parser.owner.__name__, [option.dest for option in options]))
 
 
 def unknown_option(options: Iterable[Any], flag: str) -> OptionError:
     """A key that no option of a command has, nor any class that the options take; in a file it has no dashes."""
     hints = {option.dest: hint_of(option) for option in options}
     taken = [f"{key}.{name}" for key, hint in hints.items() for kind in kinds_of(hint) for name in arguments_of(kind)]
-    return OptionError(flag, f": there is no such option.{instead(flag, [*hints, *taken])}")
+    return OptionError(flag, f": there is no such option.{sentences.instead(flag, [*hints, *taken])}")
 
 
 def missing_keys(parser: Any, keys: str) -> OptionError:
@@ -117,7 +111,7 @@ def wrong_value(parser: Any, key: str, message: str) -> OptionError:
         alone = f", or its arguments alone: {{{first}: {value}}}" if first else ""
         return OptionError(key, f"={value}: expected {names}; {BY_CLASS}{alone}.{there_are(hint)}")
     words = words_of(hint)
-    close = did_you_mean(value, [word for word in words if word not in PLAIN.values()])
+    close = sentences.did_you_mean(value, [word for word in words if word not in PLAIN.values()])
     return OptionError(key, f"={value}: expected {' or '.join(words)}{close and f'.{close}'}")
 
 
@@ -159,7 +153,7 @@ def kinds_of(hint: Any) -> list[type]:
 
 def there_are(hint: Any, given: str = "") -> str:
     """The classes that a type allows, with the one nearest to what was given."""
-    return among([kind.__name__ for kind in kinds_of(hint)], given)
+    return sentences.among([kind.__name__ for kind in kinds_of(hint)], given)
 
 
 def arguments_of(kind: Any) -> list[str]:
