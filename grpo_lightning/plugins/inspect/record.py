@@ -25,7 +25,7 @@ NAME = re.compile(r"step-[0-9]+\.jsonl")
 FORMAT = 1
 
 NUM_ALTERNATIVES = 5
-"""K, how many of the likeliest tokens are recorded at each position."""
+"""How many of the likeliest tokens are recorded at each position."""
 NUM_CURVE = 40
 
 DTYPES: Mapping[str, str] = {
@@ -33,28 +33,27 @@ DTYPES: Mapping[str, str] = {
     **dict.fromkeys(("given", "clip"), "<i1"),
     **dict.fromkeys(("curve", "curve_kl"), "<f2"),
 }
-"""Types of the arrays that are not float32, by the name of their field."""
+"""Types of the arrays that are not float32."""
 
 WIDTHS: Mapping[str, int] = {
     **{f"top_{when}_{what}": NUM_ALTERNATIVES for when in ("before", "after") for what in ("ids", "logp")},
     **{"near": 2, "curve": NUM_CURVE, "curve_kl": NUM_CURVE, "bounds": 2},
 }
+"""K, of the arrays that are [T, K]."""
 
 
 @dataclass(slots=True)
 class TokenRecord:
-    """The T tokens of a completion, drawn and given. An array is [T] float32, or None where the run has no such number.
+    """The T tokens of a completion, drawn and given: a table in docs/inspect.md tells what each field is.
 
-    A table in docs/inspect.md tells what each is. Given tokens, which the policy did not draw, have NaN in every
-    float32 array and 0 in `clip`.
+    An array is [T] or [T, K], by DTYPES and WIDTHS, or None where the run has no such number. Given tokens, which the
+    policy did not draw, have NaN in every float array and 0 in `clip`.
     """
 
     ids: Array
-    """[T] int32."""
     pieces: list[str]
-    """[T] the text that each token adds. A token that ends inside a character adds nothing; the next adds the whole."""
     given: Array | None = None
-    """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
+    """None: the policy drew all."""
     sampler_logp: Array | None = None
     old_logp: Array | None = None
     update_logp: Array | None = None
@@ -63,7 +62,6 @@ class TokenRecord:
     advantage: Array | None = None
     weight: Array | None = None
     correction: Array | None = None
-    """Factor for the mismatch of sampler and policy, which `weight` includes."""
     surrogate: Array | None = None
     kl: Array | None = None
     push: Array | None = None
@@ -72,18 +70,13 @@ class TokenRecord:
     entropy_update: Array | None = None
     entropy_after: Array | None = None
     top_before_ids: Array | None = None
-    """[T, K] int32 the likeliest tokens before the step's updates, likeliest first."""
     top_before_logp: Array | None = None
     top_after_ids: Array | None = None
     top_after_logp: Array | None = None
     near: Array | None = None
-    """[T, 2] float32 the probabilities around those of the policies, between which half of the curve's points are."""
     curve: Array | None = None
-    """[T, NUM_CURVE] float16 the surrogate with this token alone elsewhere, less `surrogate`: first at probabilities
-    from 0 to 1, then at those of `near`, evenly spread."""
     curve_kl: Array | None = None
     bounds: Array | None = None
-    """[T, 2] float32 probabilities where the token gets to its lower and its upper bound; NaN where there is none."""
     columns: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
