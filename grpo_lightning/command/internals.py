@@ -25,6 +25,11 @@ def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[An
     return [action for action in parser._actions if hasattr(action, "_typehint") and ".help" not in action.dest]
 
 
+def hints_of(parser: argparse.ArgumentParser, subcommand: str = "") -> dict[str, Any]:
+    """The types of these options by key, as the classes that they belong to annotate them."""
+    return {action.dest: action._typehint for action in options_of(parser, subcommand)}
+
+
 def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parsers of a parser's subcommands."""
     return {
