@@ -27,7 +27,6 @@ from grpo_lightning.types import Prompt, Question, UsageError, at_least, require
 log = logging.getLogger(__name__)
 
 QUESTION = "{question}"
-"""What stands in a template for the question."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
-"""What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
+"""What a run's updates did to each token: the records under `inspect/` in its folder.
 
-A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
-base64 of little-endian float32, float16, int32 or int8, so a token takes about 200 bytes.
+Tables in docs/inspect.md tell what each field is. A file holds one exploration step: a line of JSON about the step,
+then a line per group. Numbers per token are packed: base64 of little-endian float32, float16, int32 or int8, so a
+token takes about 200 bytes.
 """
 
 import base64
@@ -44,7 +45,7 @@ WIDTHS: Mapping[str, int] = {
 
 @dataclass(slots=True)
 class TokenRecord:
-    """The T tokens of a completion, drawn and given: a table in docs/inspect.md tells what each field is.
+    """The T tokens of a completion, drawn and given.
 
     An array is [T] or [T, K], by DTYPES and WIDTHS, or None where the run has no such number. Given tokens, which the
     policy did not draw, have NaN in every float array and 0 in `clip`.
@@ -93,11 +94,8 @@ class TurnRecord:
     """Tokens of a conversation that one side wrote. What the chat template writes around them belongs to given ones."""
 
     role: str
-    """`assistant` for the policy. Otherwise what the messages are: `user`, or `tool` and its name. `prompt` is what the
-    prompts of a group do not have in common, `history` what a branch begins with: the turns so far as they are now."""
     end: int
     reward: float | None = None
-    """What the environment gave for a turn of the policy; None for the others."""
 
 
 @dataclass(slots=True)
@@ -105,18 +103,13 @@ class ConversationRecord:
     """A conversation with an environment, and which piece of it a completion is."""
 
     piece: int
-    """From 0. A later one is a branch: the chat template has rewritten the turns before it."""
     num_pieces: int
-    """Pieces of the conversation. Its completions follow each other."""
     turns: list[TurnRecord] = field(default_factory=list)
     closing: list[tuple[str, str]] = field(default_factory=list)
-    """Role and text of what the environment wrote after the last turn. The policy did not see it."""
     outcome: float | None = None
     num_calls: int = 0
-    """Calls of tools in all pieces, failed ones included."""
     num_failed_calls: int = 0
     error: str = ""
-    """How the environment failed, in words."""
 
 
 @dataclass(slots=True)
@@ -126,21 +119,15 @@ class CompletionRecord:
     text: str
     finish_reason: str
     reward: float | None
-    """The weighted sum; None where a reward failed."""
     right: bool | None
-    """By the reward `judge`; None where that failed."""
     scores: dict[str, float | None]
-    """Each reward's value; None where it failed."""
     statuses: dict[str, str]
     answer: str | None
     segments: dict[str, list[tuple[int, float | None]]]
-    """By reward: index of each segment's last token, and its value; None where it failed."""
     tokens: TokenRecord
     greedy: bool = False
     judge: str = ""
-    """The name of the reward that decides what is right: in validation the judge."""
     conversation: ConversationRecord | None = None
-    """The turns, where there is an environment. A conversation has a completion per piece; None without environment."""
 
 
 @dataclass(slots=True)
@@ -148,20 +135,16 @@ class GroupRecord:
     """A prompt with its completions."""
 
     kind: str
-    """`train`, or `validation` for a prompt that is followed over the run."""
     roles: list[str]
-    """Why it was chosen: `mixed`, `moved`, `worst`, `best`, `followed`."""
     prompt_id: int
     question: str
     gold: str
     source: str
     prompt: str
-    """After the template."""
     num_prompt_tokens: int
     mean: float | None
     std: float | None
     update: int | None
-    """The last update of the step whose forward saw it, from 0, though it may have been refused or not finite."""
     completions: list[CompletionRecord]
     vocabulary: dict[int, str]
 
@@ -171,16 +154,12 @@ class StepRecord:
     """What is recorded of an exploration step."""
 
     step: int
-    """Exploration steps done: 1 more than x in TensorBoard."""
     objective: dict[str, Any]
-    """The objective's class and settings, nested; an infinite setting is None."""
     temperature: float
     rewards: list[str]
     correct: str
-    """The reward that decides what is right in training."""
     groups: list[GroupRecord]
     val_temperature: float | None = None
-    """That of validation, at which followed prompts are measured; 1 where validation is greedy."""
     format: int = FORMAT
 
     def lines(self) -> list[str]:
