@@ -54,13 +54,11 @@ class WholeSteps(Callback):
         """Prints the policy and the device."""
         policy, device = pl_module.policy, pl_module.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-        trained, frozen = (
-            sum(one.numel() for one in policy.parameters() if one.requires_grad is trains) / 1e6
-            for trains in (True, False)
-        )
-        some = f", {trained:.2f} M of them trained" if frozen else ""
+        total = sum(one.numel() for one in policy.parameters()) / 1e6
+        trained = sum(one.numel() for one in policy.parameters() if one.requires_grad) / 1e6
+        some = f", {trained:.2f} M of them trained" if trained < total else ""
         rank_zero_info(
-            f"policy {policy.path}: {trained + frozen:.2f} M parameters{some}; {trainer.world_size} x {name}, "
+            f"policy {policy.path}: {total:.2f} M parameters{some}; {trainer.world_size} x {name}, "
             f"precision {trainer.precision}"
         )
 

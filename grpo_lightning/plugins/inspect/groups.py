@@ -75,9 +75,9 @@ class Row:
 
     def _spread(self, values: Tensor) -> np.ndarray:
         """[T] or [T, K] from [n] or [n, K]: NaN or 0 for given tokens."""
-        dtype = {torch.int64: np.int32, torch.int8: np.int8, torch.float16: np.float16}.get(values.dtype, np.float32)
-        whole = np.full((len(self.ids), *values.shape[1:]), np.nan if values.is_floating_point() else 0, dtype)
-        whole[self.drawn] = values.numpy()
+        numbers, empty = values.numpy(), np.nan if values.is_floating_point() else 0
+        whole = np.full((len(self.ids), *numbers.shape[1:]), empty, numbers.dtype)
+        whole[self.drawn] = numbers
         return whole
 
 
