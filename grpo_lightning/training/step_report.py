@@ -247,11 +247,8 @@ class StepStatistics:
 
 def learned_tokens(step: Step) -> int:
     """Drawn tokens that the updates of a step learned from on this rank, once per pass."""
-    made, num_minibatches = len(step.passes.updates), len(step.packs)
-    return sum(
-        len(range(index, made, num_minibatches)) * sum(pack.rollouts.num_tokens for pack in packs)
-        for index, packs in enumerate(step.packs)
-    )
+    updates = range(len(step.passes.updates))
+    return sum(pack.rollouts.num_tokens for i in updates for pack in step.packs[i % len(step.packs)])
 
 
 def peak_memory_gib(device: torch.device) -> float:

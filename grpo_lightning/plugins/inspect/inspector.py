@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import lightning as L
 import torch
@@ -55,9 +56,8 @@ class Inspector(Callback, Observer):
         self._trainer: L.Trainer
         self._module: GRPOModule
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Begins anew; it looks at nothing if it is switched off or the run is a trial."""
-        assert isinstance(pl_module, GRPOModule)
         self._trainer, self._module = trainer, pl_module
         self._seconds, self._begins = 0.0, True
         self._candidates: Candidates | None = None
@@ -121,8 +121,7 @@ class Inspector(Callback, Observer):
 
     @property
     def _followed(self) -> Followed:
-        data = getattr(self._trainer, "datamodule", None)
-        assert isinstance(data, TaskData)
+        data: TaskData = self._trainer.datamodule  # type: ignore[attr-defined]
         return Followed(self._module, data, self.num_followed, self.num_samples)
 
     @contextmanager
