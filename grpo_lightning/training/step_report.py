@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.loop import GRPOLoop
-from grpo_lightning.grpo.step import Minibatch, Step
+from grpo_lightning.grpo.step import Step
 from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.stopping import FixedPasses, Passes
@@ -59,9 +59,7 @@ class StepReport(Callback):
             observer.rewarded(sum(totals) / sum(counts))
         self._began, self._validations, self._between = perf_counter(), [], 0.0
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Minibatch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         """Notes the end of an update: validation comes between the last one and `on_train_epoch_end`."""
         self._between = sum(self._validations)
 

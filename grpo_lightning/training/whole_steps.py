@@ -95,10 +95,9 @@ class WholeSteps(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Logs the validation before the first step."""
-        if not (trainer.sanity_checking and self.validates_now):
-            return
-        found = pl_module.validated()
-        internals.write(trainer, {f"val/{name}": found[name] for name in sorted(found)}, step=-1)
+        if trainer.sanity_checking and self.validates_now:
+            found = pl_module.validated()
+            internals.write(trainer, {f"val/{name}": found[name] for name in sorted(found)}, step=-1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the checkpoints of the step be saved."""

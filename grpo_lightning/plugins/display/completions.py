@@ -58,14 +58,12 @@ class SampledCompletions(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # as JSON has lone surrogates
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
-        lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
-        totals = torch.tensor(exploration.scores.total).nan_to_num()
         for logger in trainer.loggers:
             show(logger, as_table(exploration, rows), step)
             draw: Any = getattr(getattr(logger, "experiment", None), "add_histogram", None)
             if callable(draw):
-                draw("rollout/length", lengths, step)
-                draw("reward/total", totals, step)
+                draw("rollout/length", torch.tensor([len(sample.token_ids) for sample in exploration.samples]), step)
+                draw("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
 
 
 def show(logger: Any, table: list[list[str]], step: int) -> None:

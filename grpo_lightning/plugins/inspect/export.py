@@ -105,11 +105,10 @@ def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
         return None
     module, _, name = str(options["class_path"]).rpartition(".")
     try:
-        adapter: LoRA = getattr(import_module(module), name)(**(options.get("init_args") or {}))
+        return getattr(import_module(module), name)(**(options.get("init_args") or {}))
     except (ImportError, AttributeError, TypeError) as error:
         wrong = f"it cannot be made here ({first_line(error)}). Run this where the run was started"
         raise UsageError(f"model.policy.adapter={options['class_path']}: {wrong}") from error
-    return adapter
 
 
 def model_of(

@@ -55,8 +55,7 @@ def check_out(out: Path, default: str) -> None:
     """Finds before the runs are read what would fail, or destroy something, after."""
     require(not out.is_dir(), f"--out {out}: that is a folder. Give the name of a page, such as {out / default}")
     example = out.with_suffix(".html") if out.name else default
-    is_page = out.suffix.lower() in (".html", ".htm")
-    require(is_page, f"--out {out}: give the name of a page, such as {example}")
+    require(out.suffix.lower() in (".html", ".htm"), f"--out {out}: give the name of a page, such as {example}")
 
 
 def write_page(out: Path, text: str) -> None:

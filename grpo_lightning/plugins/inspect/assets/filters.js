@@ -61,9 +61,8 @@ function found(tokens) {
 
 function drawFilters() {
   const chosen = shownFilters();
-  const toggle = (id) => change({ show: (chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]).join(",") });
   const buttons = FILTERS.map(({ id, name }) =>
-    h("button", { type: "button", class: "chip", "data-filter": id, "aria-pressed": String(chosen.includes(id)), onclick: () => toggle(id) }, name));
+    h("button", { type: "button", class: "chip", "data-filter": id, "aria-pressed": String(chosen.includes(id)), onclick: () => toggleFilter(id) }, name));
   const pattern = searchPattern();
   return h("div", { class: "filters" },
     h("div", { class: "chips" }, buttons.slice(0, 4)),
