@@ -114,10 +114,7 @@ def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
 def model_of(
     policy: Mapping[str, Any], adapter: LoRA | None, checkpoint: Mapping[str, Any], path: Path, kind: str
 ) -> PreTrainedModel:
-    """The model of `policy.path` with the weights of a checkpoint. An adapter is merged into it, or stands alone.
-
-    For `adapter` it has no weights beside it.
-    """
+    """The model of `policy.path` with the weights of a checkpoint. An adapter is merged into it, or stands alone."""
     saved, trust = checkpoint["state_dict"], bool(policy.get("trust_remote_code", False))
     # `trainer.precision` may have made them float64.
     is_double = any(value.dtype == torch.float64 for value in saved.values())

@@ -60,10 +60,7 @@ class Row:
         return own if len(ids) == len(own.token_ids) else replace(own, token_ids=ids, text=decode(tokenizer, ids))
 
     def record(self, tokenizer: PreTrainedTokenizerBase, **numbers: Tensor | None) -> TokenRecord:
-        """The tokens as they are recorded.
-
-        The `numbers` are [n] or [n, K] over the drawn tokens, by the field of `TokenRecord`.
-        """
+        """The tokens as they are recorded; the `numbers` of the drawn ones are given by the field of `TokenRecord`."""
         ids, given = self.ids, None
         if len(ids) > len(self.drawn):
             given = np.ones(len(ids), np.int8)

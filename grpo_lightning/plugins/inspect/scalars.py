@@ -46,10 +46,7 @@ def _rows(path: Path) -> Iterator[tuple[str, int, float, float]]:
 
 
 def validation_names(scalars: Scalars) -> list[str]:
-    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k, then `val/NAME/avg@k` of other validations.
-
-    Empty if it never validated.
-    """
+    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k, then `val/NAME/avg@k` of others, if there are any."""
     k = next((name.removeprefix("val/avg@") for name in scalars if name.startswith("val/avg@")), None)
     main = [] if k is None else [f"val/avg@{k}", "val/greedy", f"val/maj@{k}"]
     return main + [name for name in scalars if re.fullmatch(r"val/[\w-]+/avg@\d+", name)]
