@@ -25,7 +25,6 @@ from grpo_lightning.training import internals
 from grpo_lightning.types import Status
 
 MAXIMA = ("policy/ratio_max", "policy/logp_gap")
-"""The metrics of an update that are maxima."""
 
 
 class StepReport(Callback):

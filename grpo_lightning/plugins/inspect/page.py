@@ -47,7 +47,6 @@ class RunData:
     curves: dict[str, list[tuple[int, float]]]
     metrics: dict[str, str]
     notes: list[str]
-    """What could not be read or was left out, a sentence each."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunData":

@@ -34,6 +34,5 @@ function drawBar() {
 }
 
 function toggleTheme() {
-  const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-  change({ theme: dark ? "light" : "dark" });
+  change({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" });
 }

@@ -54,12 +54,9 @@ function drawText(completion) {
 }
 
 function drawScores(completion) {
-  const names = Object.keys(completion.scores);
-  return names.map((name) => {
+  return Object.entries(completion.scores).map(([name, score]) => {
     const status = completion.statuses[name];
-    const score = completion.scores[name];
-    const plainStatus = status === "ok" || !status;
-    return h("span", { class: score === null ? "score failed" : "score" }, h("span", { class: "name" }, name), " ", h("b", {}, score === null ? "failed" : number(score)), !plainStatus && h("em", {}, ` ${status}`));
+    return h("span", { class: score === null ? "score failed" : "score" }, h("span", { class: "name" }, name), " ", h("b", {}, score === null ? "failed" : number(score)), status && status !== "ok" && h("em", {}, ` ${status}`));
   });
 }
 

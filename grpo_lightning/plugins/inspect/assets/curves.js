@@ -2,9 +2,7 @@
 
 const CURVE = { width: 134, height: 58, top: 6, bottom: 8, side: 5 };
 
-function pathOf(points, x, y) {
-  return points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-}
+const pathOf = (points, x, y) => points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
 
 // The value at x, or the last one before. A recorded step, counted from 1, is at x = step - 1.
 function valueAt(points, x) {

@@ -5,12 +5,8 @@ const FILTERS = [
   { id: "wrong", name: "✗ wrong", holds: (completion) => completion.right === false },
   { id: "truncated", name: "truncated", holds: (completion) => completion.finish_reason === "length" },
   { id: "clipped", name: "clipped", holds: ({ tokens }) => Boolean(tokens.clip) && tokens.clip.some((side) => side !== 0) },
-  { id: "failed", name: "failed reward", holds: hasFailed },
+  { id: "failed", name: "failed reward", holds: ({ reward, scores }) => reward === null || Object.values(scores).includes(null) },
 ];
-
-function hasFailed(completion) {
-  return completion.reward === null || Object.values(completion.scores).some((score) => score === null);
-}
 
 const shownFilters = () => state.show.split(",").filter(Boolean);
 

@@ -8,9 +8,7 @@ const brushRange = () => {
   return state.brush && low <= high ? [low, high] : null;
 };
 
-function completionsInView() {
-  return [...new Set(drawnTokens.map(({ completion }) => completion))];
-}
+const completionsInView = () => [...new Set(drawnTokens.map(({ completion }) => completion))];
 
 // The bins' edges: symmetric around 0 for a signed quantity.
 function domainOf(scale, values) {
