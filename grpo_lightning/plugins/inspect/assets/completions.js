@@ -33,9 +33,7 @@ function tokenElement(completion, t, hits) {
   return element;
 }
 
-function segmentMark({ name, value, index }) {
-  return h("span", { class: "segment", title: `end of segment ${index + 1} of ${name}: ${number(value)}`, "aria-hidden": "true" }, number(value));
-}
+const segmentMark = ({ name, value, index }) => h("span", { class: "segment", title: `end of segment ${index + 1} of ${name}: ${number(value)}`, "aria-hidden": "true" }, number(value));
 
 function drawText(completion) {
   const { tokens } = completion;

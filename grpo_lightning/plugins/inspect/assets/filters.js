@@ -20,12 +20,6 @@ function searchPattern() {
   }
 }
 
-function movesAbove(completion, above) {
-  const { tokens } = completion;
-  const { value } = quantityOf("delta");
-  return tokens.drawn.some((t) => Math.abs(value(tokens, t)) > above);
-}
-
 // Whether a completion is looked for. Filters of a kind are alternatives: right or wrong.
 function matches(completion) {
   const chosen = shownFilters();
@@ -33,7 +27,8 @@ function matches(completion) {
   const others = FILTERS.filter(({ id }) => !["right", "wrong"].includes(id) && chosen.includes(id));
   if (verdicts.length && !verdicts.some(({ holds }) => holds(completion))) return false;
   if (!others.every(({ holds }) => holds(completion))) return false;
-  if (state.above !== "" && !movesAbove(completion, Number(state.above))) return false;
+  const isAbove = (delta) => Math.abs(delta) > Number(state.above);
+  if (state.above !== "" && !valuesOf(quantityOf("delta"), [completion]).some(isAbove)) return false;
   const pattern = searchPattern();
   if (!(pattern instanceof RegExp)) return true;
   return [completion.tokens.pieces.join(""), completion.group.question].some((text) => text.search(pattern) >= 0);
