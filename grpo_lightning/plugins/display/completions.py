@@ -1,6 +1,7 @@
 """Completions in files: those sampled in a step, also in every logger that shows text, and predictions."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class SampledCompletions(Callback):
         if trainer.is_global_zero and not disk.is_trial(trainer) and path.exists():
             # Not splitlines, which also splits at characters that a model may write inside a text.
             *lines, rest = path.read_text(encoding="utf-8").split("\n")
-            kept = [line for line in lines if json.loads(line)["step"] <= trainer.current_epoch]
+            kept = [line for line in lines if _step_of(line) <= trainer.current_epoch]
             if rest or kept != lines:
                 disk.write_whole(path, "".join(line + "\n" for line in kept))
 
@@ -64,6 +65,14 @@ class SampledCompletions(Callback):
             if callable(draw):
                 draw("rollout/length", torch.tensor([len(sample.token_ids) for sample in exploration.samples]), step)
                 draw("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
+
+
+def _step_of(line: str) -> float:
+    """The step of a record; infinity for a line that is not a record."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def show(logger: Any, table: list[list[str]], step: int) -> None:

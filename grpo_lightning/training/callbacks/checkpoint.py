@@ -103,13 +103,16 @@ class StepCheckpoint(ModelCheckpoint):
             super().setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuses to begin where `last` was found on some ranks alone, and in a folder that holds another run."""
+        """Refuses to begin where `last` was found on some ranks alone."""
         everyone = ranks.gather(trainer.ckpt_path is not None)
         if len({*everyone}) > 1:
             raise UsageError(
                 f"ckpt_path=last: rank {everyone.index(True)} finds last.ckpt and rank {everyone.index(False)} does "
                 "not. Put trainer.default_root_dir on a disk that all nodes share"
             )
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuses a folder that holds another run, before the validation that comes first logs into it."""
         check_overwriting(trainer, trainer.ckpt_path)
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
@@ -120,6 +123,7 @@ class StepCheckpoint(ModelCheckpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Finds what earlier starts have kept, removes what `keep` now leaves out, and begins to listen for signals."""
         super().on_train_start(trainer, pl_module)
+        check_overwriting(trainer, trainer.ckpt_path)
         if trainer.ckpt_path is not None:
             self._steps_saved, self.saved_in = trainer.current_epoch, str(trainer.ckpt_path)
         there = {path: score for path, score in self.best_k_models.items() if Path(path).exists()}
