@@ -112,7 +112,6 @@ class Inspector(Callback, Observer):
         self._write(trainer.current_epoch + 1, groups)
         metrics = self._metrics | {"time/inspect": max(ranks.gather(self._seconds))}
         self._groups, self._seconds = None, 0.0
-        # Lightning would put plain numbers on the GPU, to fetch them from there.
         pl_module.log_dict({name: torch.tensor(value) for name, value in metrics.items()})
 
     @property

@@ -23,9 +23,7 @@ class Adaptive(QuestionOrder):
         super().setup(questions, seed)
         self.asked: dict[int, int] = {}
         """The row of each id that is asked and not observed yet."""
-        self.checksum = 0
-        for question in questions:
-            self.checksum = crc32(question.text.encode(), self.checksum)
+        self.checksum = crc32("".join(question.text for question in questions).encode())
 
     @abstractmethod
     def choose(self, id: int) -> int:
