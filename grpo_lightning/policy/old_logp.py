@@ -39,16 +39,14 @@ def old_policy_logp(
     """
     if is_late and not old_policy.is_proximal:
         return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
-    packs = [pack for minibatch in cut for pack in minibatch]
     unknown = int(old_policy.is_policy)
     if one_update and unknown and not needed_first:
         return None, 1
+    packs = [pack for minibatch in cut[0 if needed_first else unknown :] for pack in minibatch]
     if needed_first:  # rows that no update learns from count too
         left = torch.ones(len(rollouts), dtype=torch.bool)
         left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
         rest = left.nonzero().squeeze(1)
         packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
-    else:
-        packs = [pack for minibatch in cut[unknown:] for pack in minibatch]
     with torch.no_grad():
         return packer.per_token(rollouts, packs, lambda pack: old_policy(packer.policy, pack)), unknown

@@ -121,12 +121,7 @@ class Fast(Compute):
         )
         return TokenLogp(logp.float(), entropy.float(), *((top[0], top[1].float()) if num_top else ()))
 
-    def gradients(
-        self,
-        packs: Sequence[T],
-        forward: Callable[[T], tuple[Tensor, R]],
-        machine: Machine,
-    ) -> Iterator[R]:
+    def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
         """As `Compute.gradients`, several packs at once in threads."""
         alone = machine.alone() if self.threads > 1 else None
         if alone is None:
