@@ -39,7 +39,6 @@ class PlainEngine(RolloutEngine):
         """None for a model that must read its prompts whole. `check` tries it."""
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError for a policy that it would decode wrongly or not at all."""
         endless = StopStrings(policy, [])
         endless.ids = frozenset()
 
@@ -57,7 +56,6 @@ class PlainEngine(RolloutEngine):
         raise trial.refusal("PlainEngine", policy, fault, "another model")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         return self._draw(self.policy, requests, sampling, key, StopStrings(self.policy, sampling.stop))
 

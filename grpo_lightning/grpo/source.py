@@ -76,7 +76,6 @@ class Synchronous(RolloutSource):
         """Questions drawn from the stream so far."""
 
     def next(self, step: int) -> Exploration:
-        """Samples and scores, in one round or, with dynamic sampling, in several."""
         dynamic, wanted = self.inputs.dynamic_sampling, self.inputs.prompts_per_step
         rounds: list[Exploration] = []
         first, kept = self.drawn, set[int]()
@@ -104,11 +103,9 @@ class Synchronous(RolloutSource):
         return run.explorer.explore(run.policy, prompts, run.group_size, run.sampling, key, told)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of questions drawn so far."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the stream of questions where it was."""
         self.drawn = state["drawn"]
 
 

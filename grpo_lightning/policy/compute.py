@@ -78,7 +78,6 @@ class PaddedRows(Layout):
         return cls(before.to(device), index[:, :-1].to(device))
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """The arguments of the transformer."""
         return {"input_ids": rollouts.all_token_ids[self.tokens]}
 
 

@@ -70,11 +70,6 @@ class Draw(Thread):
         if self._error is not None:
             raise self._error
 
-    def end(self) -> None:
-        """Waits a while for a thread whose engine was closed: it would draw beside the next run."""
-        if self.is_alive():
-            self.join(END_SECONDS)
-
     def state_dict(self) -> dict[str, Any]:
         """The completions of all ranks as plain values. Every rank must call it."""
         own = [[_packed(sample) for sample in samples] for samples in self.rounds.values()]

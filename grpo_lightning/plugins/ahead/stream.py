@@ -33,7 +33,6 @@ class Stream(Ahead):
         """The step that began with the weights of each `Policy.version`."""
 
     def setup(self, inputs: SourceInputs) -> None:
-        """Refuses what cannot be drawn so."""
         super().setup(inputs)
         engine = inputs.explorer.engine
         require(
@@ -53,15 +52,12 @@ class Stream(Ahead):
         return exploration
 
     def _begin(self, step: int, stop: int) -> None:
-        """As `Ahead._begin`; notes the step of the weights."""
         self._begun[self.inputs.policy.version] = step
         super()._begin(step, stop)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Ahead.state_dict`."""
         return super().state_dict() | {"begun": self._begun}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Ahead.load_state_dict`."""
         super().load_state_dict(state)
         self._begun = state.get("begun", {draw.version: draw.begun for draw in self._draws})

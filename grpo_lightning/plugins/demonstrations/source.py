@@ -76,7 +76,6 @@ class Demonstrations(Synchronous):
                 self.token_ids(question, getattr(inputs.data, "answer_prefix", ""))
 
     def next(self, step: int) -> Exploration:
-        """As `Synchronous.next`, with demonstrations in each group."""
         exploration = super().next(step)
         shown: dict[str, float] = {"rollout/demonstrations": self.fraction}
         exploration.metrics |= shown | ({} if self.mu is None else {"rollout/mu": self.mu_at(step)})

@@ -50,15 +50,12 @@ class SelfTeacher(PolicySnapshot):
         return re.sub(r"\{(\w+)\}", value, self.prompt)
 
     def check(self, policy: Policy) -> None:
-        """As that of the snapshot."""
         self.snapshot.check(policy)
 
     def refresh(self, policy: Policy) -> None:
-        """Refreshes the snapshot."""
         self.snapshot.refresh(policy)
 
     def begin(self, policy: Policy, samples: Sequence[Sample]) -> None:
-        """Writes the prompts of the step's samples."""
         self.prompts = [self._token_ids(policy, sample) for sample in samples]
         limit = policy.context_length
         for own, sample in zip(self.prompts, samples, strict=True):

@@ -64,11 +64,9 @@ class Fast(Compute):
         """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
 
     def check(self) -> None:
-        """As `Compute.check`."""
         products.by_onednn(self.products)
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """As `Compute.prepare`; exchanges layers."""
         if products.by_onednn(self.products):
             products.use_onednn(model)
         if self.fused:
@@ -159,7 +157,6 @@ class UnmaskedRows(PaddedRows):
     """Padded rows for this package's attention, which needs no mask: it is causal."""
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """As `PaddedRows.inputs`."""
         # To make its own mask, transformers would read the positions, which waits for a GPU.
         mask = rollouts.token_ids.new_zeros(1, 1, 1, 1)
         return PaddedRows.inputs(self, rollouts) | {"attention_mask": mask, "padded_rows": True}

@@ -89,7 +89,6 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of input and weight."""
         hidden, weight, factor = ctx.saved_tensors
         width = len(weight)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -114,7 +113,6 @@ class FusedRMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         weight = self.weight
         if isinstance(weight, DTensor) or hidden_states.numel() == 0:
             return super().forward(hidden_states)
@@ -150,6 +148,5 @@ class FusedGatedMLP(nn.Module):
     down_proj: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         gate, up = self.gate_proj(x), self.up_proj(x)
         return self.down_proj(_Activated.apply(gate, up) if torch.is_grad_enabled() else F.silu(gate).mul_(up))

@@ -109,7 +109,6 @@ class NativeEngine(RolloutEngine):
             self._copies = self.version = None
 
     def close(self) -> None:
-        """As `RolloutEngine.close`."""
         self._copies = None
         super().close()
 
@@ -150,7 +149,6 @@ class NativeEngine(RolloutEngine):
             self._kept = None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
         if self._copies and not self.has(policy):

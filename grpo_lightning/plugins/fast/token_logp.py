@@ -146,7 +146,6 @@ class _TokenLogp(torch.autograd.Function):
     def backward(
         ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None, *of_top: None
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of states, weight and bias."""
         hidden, weight, bias, token_ids, lse, entropy = ctx.saved_tensors
         head: BlockedHead = ctx.head
         if of_logp is None:

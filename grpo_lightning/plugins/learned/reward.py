@@ -95,7 +95,6 @@ class LearnedReward(Reward):
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Reads the weights."""
         super().setup(run)
         self.model.load(run.device)
 
@@ -148,11 +147,9 @@ class LearnedReward(Reward):
                 yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), ended, label, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers, and the data of the running iteration."""
         return {} if self.labeller is None else self.iterations.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
         self.iterations.load_state_dict(state)
 
 

@@ -64,15 +64,12 @@ class TokenModel(SegmentScorer):
         self.separator = separator
 
     def setup(self, run: Run) -> None:
-        """Reads the model."""
         self._classifier.load(run.device)
 
     def close(self) -> None:
-        """Releases the model."""
         self._classifier.close()
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The probability of each segment."""
         encode, longest = self._classifier.tokenizer.encode, self._classifier.longest
         separator = encode(self.separator, add_special_tokens=False)
         inputs, ends = [], []
