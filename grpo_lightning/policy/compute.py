@@ -19,8 +19,7 @@ from grpo_lightning.types import UsageError
 T = TypeVar("T")
 R = TypeVar("R")
 
-HEAD_ELEMENTS = 2**25
-"""Logits held at once by the vocabulary head: 128 MiB of float32."""
+HEAD_ELEMENTS = 2**25  # logits held at once by the vocabulary head: 128 MiB of float32
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ from grpo_lightning.policy.policy import Policy
 
 T = TypeVar("T")
 
-Rows = Tensor
-"""[r] int64, some rows of the rollouts."""
+Rows = Tensor  # [r] int64, some rows of the rollouts
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,8 +13,7 @@ from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.ahead.draw import END_SECONDS, Draw, restored
 from grpo_lightning.types import require
 
-VERSION = "version"
-"""The column of rollouts with the `Policy.version` of the weights that drew each token."""
+VERSION = "version"  # the column of rollouts with the `Policy.version` of the weights that drew each token
 
 
 class Ahead(Synchronous):

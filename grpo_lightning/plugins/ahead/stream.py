@@ -29,8 +29,7 @@ class Stream(Ahead):
         super().__init__()
         at_least("loop.source.max_staleness", max_staleness, 1)
         self.max_staleness = self.depth = max_staleness
-        self._begun: dict[int, int] = {}
-        """The step that began with the weights of each `Policy.version`."""
+        self._begun: dict[int, int] = {}  # the step that began with the weights of each `Policy.version`
 
     def setup(self, inputs: SourceInputs) -> None:
         super().setup(inputs)
@@ -42,7 +41,6 @@ class Stream(Ahead):
         )
 
     def next(self, step: int) -> Exploration:
-        """As `Ahead.next`; measures how late each token is."""
         exploration = super().next(step)
         if self.depth > 1:
             lags = [step - self._begun[int(version)] for version in exploration.rollouts.columns[VERSION]]

@@ -12,7 +12,7 @@ from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.demonstrations.surrogates import DEMONSTRATED, EMPHASIS
 from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError, at_least, require
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, at_least, require
 
 STATUS = "demonstration"  # of each reward, which has not scored it
 
@@ -147,12 +147,8 @@ class Demonstrations(Synchronous):
         cells = {"answer": question.answer} | question.metadata
 
         def cell(match: re.Match[str]) -> str:
-            if match[1] not in cells:
-                there = ", ".join(cells)
-                raise UsageError(
-                    f"loop.source.completion={self.completion!r}: {question.source} has no column {match[1]!r}; "
-                    f"there are {there}"
-                )
+            fault = f"loop.source.completion={self.completion!r}: {question.source} has no column {match[1]!r}"
+            require(match[1] in cells, f"{fault}; there are {', '.join(cells)}")
             return str(cells[match[1]])
 
         return re.sub(r"\{(\w+)\}", cell, self.completion)

@@ -75,7 +75,6 @@ class SelfTeacher(PolicySnapshot):
         return list(encode(before + self.question(sample).strip() + after, add_special_tokens=special))
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
-        """As `Policy.forward`, by the snapshot with the other prompts."""
         return self.snapshot.scored(policy, self.seen(rollouts), read)
 
     def seen(self, rollouts: Rollouts) -> Rollouts:

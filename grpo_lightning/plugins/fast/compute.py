@@ -100,7 +100,6 @@ class Fast(Compute):
         self.shares_prefix = shared and self.share_prefix
 
     def layout(self, rollouts: Rollouts) -> Layout:
-        """As `Compute.layout`: each prompt once where completions share one."""
         if not self.shares_prefix:
             return super().layout(rollouts)
         if len(rollouts) == len(rollouts.sizes.prompt_lengths):
@@ -110,7 +109,6 @@ class Fast(Compute):
     def score(
         self, head: Head, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int
     ) -> TokenLogp:
-        """As `Compute.score`; in one pass over the vocabulary where the head is a plain linear layer."""
         if not self.fused or head.soft_caps or not products.is_plain(head.embedding):
             return super().score(head, hidden, token_ids, temperature, entropy_gradient, num_top)
         scale = head.scale / temperature
@@ -120,7 +118,6 @@ class Fast(Compute):
         return TokenLogp(logp.float(), entropy.float(), *((top[0], top[1].float()) if num_top else ()))
 
     def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
-        """As `Compute.gradients`, several packs at once in threads."""
         alone = machine.alone() if self.threads > 1 else None
         if alone is None:
             yield from super().gradients(packs, forward, machine)

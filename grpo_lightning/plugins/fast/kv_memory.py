@@ -12,17 +12,10 @@ from grpo_lightning import ranks
 
 GIB = 2**30
 
-CUDA_FRACTION = 0.8
-"""Fraction of a GPU's free memory. The rest is for activations of the prefill, and for fragmentation."""
-
-CPU_FRACTION = 0.5
-"""Fraction of a machine's available memory, which other programs need too."""
-
-LOGITS_COPIES = 4
-"""Float32 tensors [rows, V] that are held at once while a token is drawn."""
-
-READ_TOKENS = 2**14
-"""Most tokens of prompts, padding included, that are read at once. A GPU has enough to do with so many."""
+CUDA_FRACTION = 0.8  # of a GPU's free memory; the rest is for activations of the prefill, and for fragmentation
+CPU_FRACTION = 0.5  # of a machine's available memory, which other programs need too
+LOGITS_COPIES = 4  # float32 tensors [rows, V] that are held at once while a token is drawn
+READ_TOKENS = 2**14  # most tokens of prompts, padding included, that are read at once: enough to do for a GPU
 
 
 def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:

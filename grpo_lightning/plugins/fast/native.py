@@ -87,8 +87,7 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
-        self._keeps: bool | None = None
-        """Whether the model can go on from kept rows; None as long as nobody has asked."""
+        self._keeps: bool | None = None  # whether the model can go on from kept rows; None as long as nobody has asked
         self._kept: KeptRows | None = None
         self._shares: bool | None = None
         """Whether the model's attention can share prompts; None as long as nobody has asked."""
@@ -104,7 +103,6 @@ class NativeEngine(RolloutEngine):
         super().sync(policy)
 
     def sleep(self) -> None:
-        """Frees the copies of the linear layers; without any, nothing."""
         if self._copies is not None:
             self._copies = self.version = None
 

@@ -21,8 +21,7 @@ class LabelledBatchSize:
     """The size of the batch of one optimizer update of the reward model, over all of its packs."""
 
     num_completions: int
-    num_contested: int
-    """The number of prompts with pairs of a better and a worse completion."""
+    num_contested: int  # the number of prompts with pairs of a better and a worse completion
 
     @classmethod
     def from_groups(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":

@@ -19,8 +19,7 @@ from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
 
-SEED = "seed.jsonl"
-"""The file beside a reward model with its training data, as written by `tools/make_reward_model.py`."""
+SEED = "seed.jsonl"  # the file beside a reward model with its training data, as written by `tools/make_reward_model.py`
 
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
 """The statuses of a labeller that failed: its value is then not a label."""

@@ -17,7 +17,7 @@ from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import check_pattern
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
-from grpo_lightning.types import Completion, Question, Sample, Status, UsageError, at_least
+from grpo_lightning.types import Completion, Question, Sample, Status, at_least, require
 
 
 class Splitter(ABC):
@@ -118,8 +118,7 @@ class ProcessReward(Reward):
     ) -> None:
         super().__init__(weight, name)
         at_least("max_segments", max_segments, 1, "ProcessReward")
-        if reduce not in REDUCE:
-            raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
+        require(reduce in REDUCE, f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
         self.scorer = scorer
         self.tokenizer: Any = None  # the policy's, which maps characters to tokens
         self.splitter = splitter or ByLine()

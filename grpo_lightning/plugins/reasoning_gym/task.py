@@ -15,12 +15,8 @@ ENTRIES, SCORE = inside("gym.entries", __file__), inside("gym.score", __file__)
 """The functions that make and score puzzles in a worker."""
 
 INSTALL = "pip install grpo-lightning[reasoning-gym]"
-
-METADATA = "reasoning_gym"
-"""The key of a question's metadata that holds its `dataset` and the index of its `entry`."""
-
-SECONDS = 600.0
-"""Seconds in which the questions of a run must be made."""
+METADATA = "reasoning_gym"  # the key of a question's metadata that holds its `dataset` and the index of its `entry`
+SECONDS = 600.0  # seconds in which the questions of a run must be made
 
 
 class ReasoningGym(Task):
@@ -75,7 +71,8 @@ class ReasoningGym(Task):
             if index >= start and text not in held_out
         ]
         fix = f"make the config harder, or lower data.task.num_val={self.num_val}"
-        require(bool(questions), f"data.task.name={self.name}: every {split} question is in an earlier split too; {fix}")
+        every = f"data.task.name={self.name}: every {split} question is in an earlier split too"
+        require(bool(questions), f"{every}; {fix}")
         return questions
 
     @property

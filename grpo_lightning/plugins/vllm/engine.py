@@ -194,7 +194,6 @@ class VLLMEngine(RolloutEngine):
             yield
 
     def _ask(self, drawing: Drawing, sampling: Sampling) -> None:
-        """Gives vLLM its requests."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
