@@ -146,13 +146,7 @@ class Compute:
         return TokenLogp(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
-        """Adds the gradient of each pack's objective to those of the weights, and yields what its forward found.
-
-        Args:
-            packs: Passed one after the other.
-            forward: The objective of a pack, and what else is wanted of it.
-            machine: Where they are passed.
-        """
+        """Adds the gradient of each pack's objective to those of the weights, and yields what else `forward` found."""
         for index, pack in enumerate(packs, start=1):
             with machine.synced(index == len(packs)):
                 objective, found = forward(pack)

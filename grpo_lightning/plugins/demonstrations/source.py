@@ -113,11 +113,10 @@ class Demonstrations(Synchronous):
             emphasis = torch.where(of_shown > 0, mu / self.fraction, (1 - mu) / (1 - self.fraction))
         return Exploration(
             samples=ordered,
-            scores=Scores(
-                [scores.total[row] for row in rows],
-                {name: result.rows(rows) for name, result in scores.results.items()},
-                weight,
-                scores.correct,
+            scores=replace(
+                scores,
+                total=[scores.total[row] for row in rows],
+                results={name: result.rows(rows) for name, result in scores.results.items()},
             ),
             rollouts=rollouts.with_columns(
                 {DEMONSTRATED: rollouts.spread(of_shown), EMPHASIS: rollouts.spread(emphasis)}

@@ -84,11 +84,6 @@ class SelfTeacher(PolicySnapshot):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")
         index: dict[tuple[int, ...], int] = {}
         of_row = [index.setdefault(tuple(self.prompts[row] if row >= 0 else [0]), len(index)) for row in rows]
-        ids, lengths = ragged.flat([*index])
-        device = rollouts.token_ids.device
-        given: dict[str, Any] = {
-            "prompt_token_ids": ids.to(device),
-            "prompt_lengths": lengths.to(device),
-            "sizes": None,
-        }
-        return replace(rollouts, **given, group=torch.tensor(of_row, device=device))
+        ids, lengths, group = (one.to(rollouts.row.device) for one in (*ragged.flat([*index]), torch.tensor(of_row)))
+        asked: dict[str, Any] = {"prompt_token_ids": ids, "prompt_lengths": lengths, "group": group, "sizes": None}
+        return replace(rollouts, **asked)

@@ -187,14 +187,8 @@ def mixed(
 
     "a replay mechanism that incorporates 10% of historical data" (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.4). The
     fraction is exact over the batches: 15 new prompts in batches of 4 with `replay=0.1` get 0, 0, 1 and 0 prompts of
-    history, since the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1.
-
-    Args:
-        new: The new prompts; each comes once.
-        history: The prompts of earlier iterations, drawn uniformly, each at most once per batch.
-        size: Prompts per batch; the last batch may be smaller.
-        replay: Fraction of history in every batch, from 0 to below 1.
-        rng: Decides order and draws.
+    history, since the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1. Those of history are drawn uniformly, each at
+    most once per batch. The last batch may be smaller.
     """
     order = rng.sample(new, len(new))
     done = index = 0

@@ -173,16 +173,8 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
     """The index of the last token of each text up to `ends`: the first by which all of that text is decoded.
 
     Found by decoding beginnings of the completion. So it is right for characters of several tokens, tokens of several
-    characters, and tokens that decode to nothing.
-
-    Args:
-        tokenizer: The policy's.
-        token_ids: The completion, without the stop token.
-        text: The completion as text, up to the end of a stop string.
-        ends: Indices of characters in `text`, ascending.
-
-    Raises:
-        ValueError: `tokenizer` does not decode `token_ids` to `text`.
+    characters, and tokens that decode to nothing. `token_ids` are without the stop token, `text` goes up to the end of
+    a stop string, and `ends` are ascending.
     """
     ids = np.array(token_ids, dtype=np.int64)  # transformers checks every item of a list
 

@@ -59,8 +59,7 @@ class TokenModel(SegmentScorer):
         trust_remote_code: bool = False,
         separator: str = "\n",
     ) -> None:
-        options = (path, max_tokens, dtype, max_length, trust_remote_code)
-        self._classifier = Classifier("TokenModel", *options)
+        self._classifier = Classifier("TokenModel", path, max_tokens, dtype, max_length, trust_remote_code)
         self.separator = separator
 
     def setup(self, run: Run) -> None:
