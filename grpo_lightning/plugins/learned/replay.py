@@ -111,9 +111,9 @@ class Replay:
     def __post_init__(self) -> None:
         at_least("replay.buffer_size", self.buffer_size, 2, "LearnedReward")
         at_least("replay.per_label", self.per_label, 1, "LearnedReward")
-        given, held_out = "of LearnedReward: give a fraction", self.held_out
-        require(0 <= self.fraction < 1, f"replay.fraction={self.fraction} {given} from 0 to below 1")
-        require(0 < held_out < 1, f"replay.held_out={held_out} {given} above 0 and below 1")
+        give = "of LearnedReward: give a fraction"
+        require(0 <= self.fraction < 1, f"replay.fraction={self.fraction} {give} from 0 to below 1")
+        require(0 < self.held_out < 1, f"replay.held_out={self.held_out} {give} above 0 and below 1")
 
 
 class ReplayBuffer:
