@@ -51,10 +51,10 @@ NOT_RUN = {
     r".*bench_ahead.*": "needs a server of vLLM",
     r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r".*bitsandbytes.*": "a package of one's own",
+    r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| init| inspect| report| export| evaluate|)": "a name",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
-    r".*WandbLogger": "needs wandb and an account",
+    r".*(Wandb|Trackio)Logger.*": "needs the package",
     r".*HubPrompts.*|.*benchmarks.*": "needs the network; small in tests/plugins/benchmarks",
     r".*(tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
 }
