@@ -146,6 +146,34 @@ class Reward(ABC):
         return result
 
 
+class GroupReward(Reward):
+    """A reward whose `score` gets the completions of one prompt together, to compare them. A failure costs them all.
+
+    The greedy answer of a validation comes alone.
+    """
+
+    def _contained(self, samples: Sequence[Sample]) -> RewardResult:
+        groups = rows_by_prompt(samples)
+        parts = [self._contained_group([samples[row] for row in rows]) for rows in groups]
+        index = {row: index for index, row in enumerate(row for rows in groups for row in rows)}
+        return RewardResult.concat(parts).rows([index[row] for row in range(len(samples))])
+
+    def _contained_group(self, group: Sequence[Sample]) -> RewardResult:
+        try:
+            return self._checked(group)
+        except Exception as error:
+            self.tally.explain(group[0], Status.ERROR, f"{type(error).__name__}: {error}")
+            return RewardResult([math.nan] * len(group), [Status.ERROR] * len(group))
+
+
+def rows_by_prompt(samples: Sequence[Sample]) -> list[list[int]]:
+    """The indices of the samples of each prompt."""
+    groups: dict[int, list[int]] = {}
+    for row, sample in enumerate(samples):
+        groups.setdefault(sample.prompt.id, []).append(row)
+    return [*groups.values()]
+
+
 VERDICTS = ("MathVerifier", "ReasoningGymReward")
 """The rewards whose value is 1 for a right completion, and 0 for any other."""
 

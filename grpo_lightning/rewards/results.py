@@ -32,6 +32,8 @@ class RewardResult:
     """[B] the answer found in each completion. Majority votes count equal strings as equal answers."""
     segments: list[list[Segment]] | None = None
     """[B] the scores of each completion's segments, for `ProcessSupervision`; `value` is that of the whole."""
+    note: list[str] = field(default_factory=list)
+    """[B] why each completion has its value, for people: what a judge wrote, which tests failed. Or empty."""
 
     def __post_init__(self) -> None:
         self.status = self.status or [Status.OK] * len(self.value)
@@ -41,11 +43,13 @@ class RewardResult:
         """The scores of several batches of samples, in order."""
         answers = [part.answer or [None] * len(part.value) for part in parts]
         segments = [part.segments or [[] for _ in part.value] for part in parts]
+        notes = [part.note or [""] * len(part.value) for part in parts]
         return cls(
             value=list(chain.from_iterable(part.value for part in parts)),
             status=list(chain.from_iterable(part.status for part in parts)),
             answer=list(chain.from_iterable(answers)) if any(part.answer for part in parts) else None,
             segments=list(chain.from_iterable(segments)) if any(part.segments for part in parts) else None,
+            note=list(chain.from_iterable(notes)) if any(part.note for part in parts) else [],
         )
 
     def segments_of(self, rows: Sequence[int]) -> SegmentRewards | None:
@@ -66,6 +70,7 @@ class RewardResult:
             status=[self.status[row] for row in rows],
             answer=self.answer and [self.answer[row] for row in rows],
             segments=self.segments and [self.segments[row] for row in rows],
+            note=[self.note[row] for row in rows] if self.note else [],
         )
 
 
@@ -122,6 +127,10 @@ class Scores:
     def describe(self, row: int) -> dict[str, tuple[float, str]]:
         """Value and status of one sample by the name of each reward."""
         return {name: (result.value[row], result.status[row]) for name, result in self.results.items()}
+
+    def notes(self, row: int) -> dict[str, str]:
+        """Why one sample has its values, by the names of the rewards that say so."""
+        return {name: result.note[row] for name, result in self.results.items() if result.note and result.note[row]}
 
 
 @dataclass(slots=True)

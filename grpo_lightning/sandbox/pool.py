@@ -122,10 +122,10 @@ class _Run:
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
             poll = select.poll()  # unlike select.select, for descriptors above 1023 too
             for worker in busy:
-                poll.register(worker.fileno(), select.POLLIN)
+                poll.register(worker.socket, select.POLLIN)
             readable = {descriptor for descriptor, _ in poll.poll(math.ceil(1000 * min(patience, LOOK_SECONDS)))}
             for worker in busy:
-                self._look_at(worker, worker.fileno() in readable)
+                self._look_at(worker, worker.socket.fileno() in readable)
         return outcomes
 
     def _known(self) -> list[Outcome]:
@@ -143,8 +143,8 @@ class _Run:
             if worker.job == IDLE and worker.function != self.function:
                 worker.load(self.function)
             elif worker.job == IDLE and self.waiting:
-                index = self.waiting.popleft()
-                worker.send(index, {"task": self.tasks[index]}, self.pool.timeout)
+                worker.job = self.waiting.popleft()
+                worker.send({"task": self.tasks[worker.job]}, self.pool.timeout)
 
     def _start(self) -> None:
         self.pool._running.append(Worker(self.pool.timeout, self.pool.memory_limit_mb, self.pool.cpu_seconds))
@@ -154,7 +154,9 @@ class _Run:
         try:
             reply = worker.receive() if readable else None
         except EOFError:
-            late = monotonic() >= worker.deadline or worker.process.wait() == 128 + signal.SIGPROF
+            late = monotonic() >= worker.deadline
+            worker.kill()  # it may have answered nonsense
+            late |= worker.process.returncode == 128 + signal.SIGPROF
             return self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
         if reply is None:
             if monotonic() >= worker.deadline:

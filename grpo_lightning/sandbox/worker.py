@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -28,12 +29,12 @@ class Outcome:
 
     @classmethod
     def of_reply(cls, line: bytes, number: int) -> "Outcome":
-        """The outcome that a process tells in a line. Raises ValueError unless it answers the request `number`."""
-        with contextlib.suppress(KeyError, TypeError, AttributeError):
+        """The outcome that a process tells in a line. Raises EOFError unless it answers the request `number`."""
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             reply = json.loads(line)
             if reply["number"] == number:
                 return cls(reply["status"], reply.get("value"), reply.get("error", ""))
-        raise ValueError(f"no answer to request {number}: {line[:200]!r}")
+        raise EOFError(f"no answer to request {number}: {line[:200]!r}")
 
 
 def environment() -> dict[str, str]:
@@ -42,64 +43,61 @@ def environment() -> dict[str, str]:
     return os.environ | own
 
 
-class Worker:
+class Channel:
+    """A socket to a process that answers one request at a time: JSON lines, of which the second repeats a number.
+
+    An answer may have `max_bytes`; then the process has ended.
+    """
+
+    def __init__(self, own: socket.socket, max_bytes: float = math.inf) -> None:
+        self.socket, self.max_bytes = own, max_bytes
+        self.number, self.deadline, self.unread = 0, math.inf, b""  # of the last request
+
+    def send(self, request: dict[str, Any], seconds: float) -> bool:
+        """Makes a request, to be answered within some seconds. Returns False if the process has ended."""
+        self.number, self.unread, self.deadline = self.number + 1, b"", monotonic() + seconds
+        with contextlib.suppress(OSError):
+            self.socket.settimeout(seconds)
+            self.socket.sendall(json.dumps(request | {"number": self.number}, default=str).encode() + b"\n")
+            return True
+        return False
+
+    def receive(self) -> Outcome | None:
+        """The answer; None while it is incomplete. Raises EOFError if the process has ended, or answers nonsense."""
+        with contextlib.suppress(OSError):
+            chunk = self.socket.recv(1 << 16)
+            self.unread += chunk
+            if len(self.unread) > self.max_bytes:
+                return Outcome(Status.TOO_LONG, None, f"the answer has more than {self.max_bytes} bytes")
+            if chunk and not chunk.endswith(b"\n"):
+                return None
+        return Outcome.of_reply(self.unread, self.number)
+
+
+class Worker(Channel):
     """One process and its job: the index of a task, IDLE or LOADING."""
 
     def __init__(self, timeout: float, memory_limit_mb: int, cpu_seconds: float | None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(memory_limit_mb), str(timeout), str(cpu_seconds or 0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-            start_new_session=True,  # a group of its own: kill() reaches child processes, Ctrl-C does not
-        )
+        own, other = socket.socketpair()
+        super().__init__(own)
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(memory_limit_mb), str(timeout), str(cpu_seconds or 0)],
+                stdin=other.fileno(),
+                stdout=other.fileno(),
+                env=environment(),
+                start_new_session=True,  # a group of its own: kill() reaches child processes, Ctrl-C does not
+            )
         self.function = ""  # the one that it has, or is loading
         self.loaded = Outcome(Status.OK)  # of loading it
         self.job = IDLE
-        self.number = 0  # that of the last request
-        self.deadline = math.inf
-        self.unread = b""
-
-    def fileno(self) -> int:
-        """The descriptor on which answers come."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
 
     def load(self, function: str) -> None:
         """Lets the worker import a function."""
-        self.function = function
-        self.send(LOADING, {"load": function, "path": sys.path}, LOAD_SECONDS)
-
-    def send(self, job: int, request: dict[str, Any], seconds: float) -> None:
-        """Gives the worker a job. That a worker is dead is noticed when its answer is read."""
-        assert self.process.stdin is not None
-        self.job = job
-        self.number += 1
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(request | {"number": self.number}, default=str).encode() + b"\n")
-            self.process.stdin.flush()
-        self.deadline = monotonic() + seconds
-
-    def receive(self) -> Outcome | None:
-        """The answer; None while it is incomplete.
-
-        Raises:
-            EOFError: The worker has ended. One whose answer is not to this job is killed.
-        """
-        chunk = os.read(self.fileno(), 1 << 16)
-        if not chunk:
-            raise EOFError
-        self.unread += chunk
-        if not self.unread.endswith(b"\n"):
-            return None
-        line, self.unread = self.unread, b""
-        try:
-            return Outcome.of_reply(line, self.number)
-        except ValueError:
-            self.kill()
-            raise EOFError from None
+        self.function, self.job = function, LOADING
+        self.send({"load": function, "path": sys.path}, LOAD_SECONDS)
 
     def kill(self) -> None:
         """Ends the process and all that it has started."""
-        with contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, and waits
+        with self.socket, self.process:  # waits
             self.process.terminate()  # it kills the worker, and cleans up

@@ -254,10 +254,9 @@ class EvaluatingModule(L.LightningModule):
 def judge_class(name: str) -> type[Reward]:
     """The class of rewards that a task names, by the name of a public one or an import path."""
     try:
-        found: type[Reward] = import_object(name if "." in name else f"grpo_lightning.{name}")
+        return cast(type[Reward], import_object(name if "." in name else f"grpo_lightning.{name}"))
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"model.validation.judge={name}, the task's, is not here ({error}): name another") from error
-    return found
 
 
 def grades_alike(one: Reward, other: Reward) -> bool:
@@ -280,7 +279,7 @@ def grades_alike(one: Reward, other: Reward) -> bool:
 
 def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
     """A completion with its question, its reward, and the value and status of each part: row `row` of `scores`."""
-    parts, talk = scores.describe(row), sample.conversation
+    parts, notes, talk = scores.describe(row), scores.notes(row), sample.conversation
     return {
         "source": sample.prompt.question.source,
         "question": sample.prompt.question.text,
@@ -291,6 +290,7 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         "reward": none_if_nan(scores.total[row]),
         "scores": {name: none_if_nan(value) for name, (value, _) in parts.items()},
         "statuses": {name: status for name, (_, status) in parts.items()},
+        **({"notes": notes} if notes else {}),
         **({} if talk is None else {"messages": talk.messages, "environment": talk.error or talk.status}),
     }
 

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import math
 import os
 import pickle
 import socket
@@ -19,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from grpo_lightning.sandbox.pool import LoadError
-from grpo_lightning.sandbox.worker import LOAD_SECONDS, Outcome, environment
+from grpo_lightning.sandbox.worker import LOAD_SECONDS, Channel, Outcome, environment
 from grpo_lightning.types import Status, at_least
 
 STARTED_AT_ONCE = 16  # instances started by one request: each closes the sockets of those after it
@@ -95,7 +94,9 @@ class Instances:
         for first in range(0, len(seeds), STARTED_AT_ONCE):
             keys = [*seeds][first : first + STARTED_AT_ONCE]
             with contextlib.suppress(OSError, EOFError):  # their calls will find out
-                self._running |= dict(zip(keys, origin.start([seeds[key] for key in keys]), strict=True))
+                self._running |= dict(
+                    zip(keys, origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes), strict=True)
+                )
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
@@ -108,20 +109,23 @@ class Instances:
         while waiting or busy:
             while waiting and len(busy) < self.limits.num_workers:
                 call = waiting.popleft()
-                if call.key in self._running and self._running[call.key].send(call, self.limits.seconds):
+                request = {"call": call.method, "arguments": call.arguments}
+                seconds = self.limits.seconds if call.seconds is None else call.seconds
+                if call.key in self._running and self._running[call.key].send(request, seconds):
                     busy.add(call.key)
                 else:
-                    done[call.key] = self._lose(call.key, Status.CRASH)
-            for key in self._settled(busy):
-                busy.remove(key)
-                done[key] = self._outcome(key)
+                    self.end([call.key])
+                    done[call.key] = Outcome(Status.CRASH)
+            settled = self._settled(busy)
+            busy -= settled.keys()
+            done |= settled
         return [done[call.key] for call in calls]
 
     def end(self, keys: Sequence[int]) -> None:
         """Ends instances. One that has ended already is left out."""
         ending = [self._running.pop(key) for key in keys if key in self._running]
         for instance in ending:
-            instance.channel.close()
+            instance.socket.close()
         if ending and self._origin:
             try:
                 self._origin.ask({"end": [instance.pid for instance in ending]})
@@ -133,75 +137,37 @@ class Instances:
         _finish(self._running, self._origin)
         self._origin = None
 
-    def _settled(self, keys: Collection[int]) -> list[int]:
-        """The instances whose calls are answered or late, after waiting for one."""
+    def _settled(self, keys: Collection[int]) -> dict[int, Outcome]:
+        """The outcomes of the calls that are answered or late, by their instances, after waiting for one."""
         instances = {key: self._running[key] for key in keys}
         patience = min((instance.deadline for instance in instances.values()), default=0.0) - monotonic()
-        ready = wait([instance.channel for instance in instances.values()], max(0.0, patience))
-        for instance in instances.values():
-            if instance.channel in ready:
-                instance.receive(self.limits.max_answer_bytes)
-        now = monotonic()
-        return [key for key, instance in instances.items() if instance.has_answered or now >= instance.deadline]
-
-    def _outcome(self, key: int) -> Outcome:
-        """The outcome of a call that is answered or late."""
-        instance = self._running[key]
-        if not instance.has_answered:
-            return self._lose(key, Status.TIMEOUT)
-        if len(instance.unread) > self.limits.max_answer_bytes:
-            return self._lose(key, Status.TOO_LONG, f"the answer has more than {self.limits.max_answer_bytes} bytes")
-        try:
-            outcome = Outcome.of_reply(instance.unread, instance.number)
-        except ValueError:  # the process has ended, or something else wrote there
-            return self._lose(key, Status.CRASH)
-        if outcome.status == Status.MEMORY:
-            self.end([key])
-        return outcome
-
-    def _lose(self, key: int, status: str, error: str = "") -> Outcome:
-        self.end([key])
-        return Outcome(status, None, error)
+        ready = wait([instance.socket for instance in instances.values()], max(0.0, patience))
+        found: dict[int, Outcome] = {}
+        for key, instance in instances.items():
+            try:
+                outcome = instance.receive() if instance.socket in ready else None
+            except EOFError:
+                outcome = Outcome(Status.CRASH)
+            if outcome is None and monotonic() >= instance.deadline:
+                outcome = Outcome(Status.TIMEOUT)
+            if outcome and outcome.status not in (Status.OK, Status.ERROR):
+                self.end([key])
+            found |= {key: outcome} if outcome else {}
+        return found
 
 
-@dataclass(slots=True)
-class _Instance:
+class _Instance(Channel):
     """One process and the socket that it answers on."""
 
-    pid: int
-    channel: socket.socket
-    number: int = 0  # of its last call, which the answer repeats
-    deadline: float = math.inf
-    unread: bytes = b""
-    has_answered: bool = False
-
-    def send(self, call: Call, timeout: float) -> bool:
-        """Gives the instance a call. Returns False if it has ended."""
-        seconds = timeout if call.seconds is None else call.seconds
-        self.deadline, self.has_answered, self.unread = monotonic() + seconds, False, b""
-        self.number += 1
-        request = {"call": call.method, "arguments": call.arguments, "number": self.number}
-        try:
-            self.channel.settimeout(seconds)
-            self.channel.sendall(json.dumps(request, default=str).encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-    def receive(self, max_bytes: int) -> None:
-        """Reads what there is of an answer; the end of the process and too many bytes count as one."""
-        try:
-            chunk = self.channel.recv(1 << 16)
-        except OSError:
-            chunk = b""
-        self.unread += chunk
-        self.has_answered = not chunk or chunk.endswith(b"\n") or len(self.unread) > max_bytes
+    def __init__(self, pid: int, own: socket.socket, max_bytes: int) -> None:
+        super().__init__(own, max_bytes)
+        self.pid = pid
 
 
 def _finish(running: "dict[int, _Instance]", origin: "_Origin | None") -> None:
     """Ends instances, and their first process unless this process is a fork of its parent."""
     for instance in running.values():
-        instance.channel.close()
+        instance.socket.close()
     running.clear()
     if origin is not None and origin.pid == os.getpid():
         origin.close()
@@ -243,7 +209,7 @@ class _Origin:
             raise LoadError(reply["error"])
         return reply["value"]
 
-    def start(self, seeds: Sequence[int]) -> list[_Instance]:
+    def start(self, seeds: Sequence[int], max_bytes: int) -> list[_Instance]:
         """New instances."""
         pairs = [socket.socketpair() for _ in seeds]
         try:
@@ -255,7 +221,7 @@ class _Origin:
         finally:
             for _, other in pairs:
                 other.close()
-        return [_Instance(pid, own) for pid, (own, _) in zip(pids, pairs, strict=True)]
+        return [_Instance(pid, own, max_bytes) for pid, (own, _) in zip(pids, pairs, strict=True)]
 
     def close(self) -> None:
         """Ends the process, and every instance with it."""

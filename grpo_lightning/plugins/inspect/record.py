@@ -148,6 +148,8 @@ class CompletionRecord:
     """The name of the reward that decides what is right: in validation the judge."""
     conversation: ConversationRecord | None = None
     """The turns, where there is an environment. A conversation has a completion per piece; None without environment."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What rewards say of their values: a judge's reply, the tests that failed."""
 
 
 @dataclass(slots=True)
