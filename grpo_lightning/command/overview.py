@@ -33,12 +33,9 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("Writes a page that shows what a run did to each token.", f"{INSPECT}.page"),
     "report": Command("Compares runs on one page: curves, a table, what differs.", f"{INSPECT}.report"),
     "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
-<<<<<<< ours
     "init": Command("Writes a project to begin with.", f"{START}.init"),
     "env": Command("Prints the versions of everything, for a bug report.", f"{START}.env"),
-=======
     "judge": Command("Measures how well a judge agrees with the verifier.", "grpo_lightning.plugins.judge.command"),
->>>>>>> theirs
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }
 
