@@ -1,6 +1,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from grpo_lightning.maths.metrics import half_width, majority_at_k, nan_mean, pass_at_k, t_quantile
@@ -68,3 +69,15 @@ def test_the_interval_clusters_by_question():
     assert half_width(3, 6.0, 14.0) == pytest.approx(2.4842, abs=1e-4)
     assert half_width(4, 4.0, 4.0) == 0
     assert math.isnan(half_width(1, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(("questions", "k"), [(30, 32), (100, 4), (500, 1)])
+def test_the_interval_covers_in_95_percent_of_benchmarks(questions: int, k: int):
+    """1,000 simulated benchmarks of correlated samples: each question has a pass rate of its own, Beta(1, 1)."""
+    random = np.random.default_rng(0)
+    value = random.binomial(k, random.beta(1, 1, (1000, questions))) / k
+    halves = np.array([half_width(questions, row.sum(), (row * row).sum()) for row in value])
+    covered = np.mean(abs(value.mean(1) - 0.5) <= halves)
+    assert covered == pytest.approx(0.95, abs=0.02)
+    as_if_independent = 1.96 * (0.25 / (questions * k)) ** 0.5
+    assert k == 1 or np.mean(abs(value.mean(1) - 0.5) <= as_if_independent) < 0.9
