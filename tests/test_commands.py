@@ -52,7 +52,7 @@ NOT_RUN = {
     r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| init| inspect| report| export| evaluate| judge|)": "a name",
+    r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|export|evaluate|judge))?": "a name",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge.py",
     r".*code_(functions|judge).yaml.*": "needs a policy of its own; small in tests/plugins/judge/test_judged_run.py",

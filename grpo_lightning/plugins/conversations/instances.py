@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import json
 import os
 import pickle
 import socket
@@ -10,15 +9,13 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from multiprocessing.connection import wait
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from grpo_lightning.sandbox.pool import LoadError
-from grpo_lightning.sandbox.worker import LOAD_SECONDS, Channel, Outcome, environment
+from grpo_lightning.sandbox.worker import LOAD_SECONDS, Channel, Outcome, Process, settled
 from grpo_lightning.types import Status, at_least
 
 STARTED_AT_ONCE = 16  # instances started by one request: each closes the sockets of those after it
@@ -94,9 +91,8 @@ class Instances:
         for first in range(0, len(seeds), STARTED_AT_ONCE):
             keys = [*seeds][first : first + STARTED_AT_ONCE]
             with contextlib.suppress(OSError, EOFError):  # their calls will find out
-                self._running |= dict(
-                    zip(keys, origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes), strict=True)
-                )
+                started = origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes)
+                self._running |= zip(keys, started, strict=True)
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
@@ -105,20 +101,23 @@ class Instances:
         of one that has ended gives `crash`.
         """
         done: dict[int, Outcome] = {}
-        waiting, busy = deque(calls), set[int]()
+        waiting, busy = deque(calls), dict[Channel, int]()
         while waiting or busy:
             while waiting and len(busy) < self.limits.num_workers:
                 call = waiting.popleft()
                 request = {"call": call.method, "arguments": call.arguments}
                 seconds = self.limits.seconds if call.seconds is None else call.seconds
-                if call.key in self._running and self._running[call.key].send(request, seconds):
-                    busy.add(call.key)
+                instance = self._running.get(call.key)
+                if instance and instance.send(request, seconds):
+                    busy[instance] = call.key
                 else:
                     self.end([call.key])
                     done[call.key] = Outcome(Status.CRASH)
-            settled = self._settled(busy)
-            busy -= settled.keys()
-            done |= settled
+            for channel, outcome in settled([*busy]).items():
+                key = busy.pop(channel)
+                done[key] = outcome
+                if outcome.status not in (Status.OK, Status.ERROR):
+                    self.end([key])
         return [done[call.key] for call in calls]
 
     def end(self, keys: Sequence[int]) -> None:
@@ -136,24 +135,6 @@ class Instances:
         """Ends everything; the next start begins anew. May be called twice."""
         _finish(self._running, self._origin)
         self._origin = None
-
-    def _settled(self, keys: Collection[int]) -> dict[int, Outcome]:
-        """The outcomes of the calls that are answered or late, by their instances, after waiting for one."""
-        instances = {key: self._running[key] for key in keys}
-        patience = min((instance.deadline for instance in instances.values()), default=0.0) - monotonic()
-        ready = wait([instance.socket for instance in instances.values()], max(0.0, patience))
-        found: dict[int, Outcome] = {}
-        for key, instance in instances.items():
-            try:
-                outcome = instance.receive() if instance.socket in ready else None
-            except EOFError:
-                outcome = Outcome(Status.CRASH)
-            if outcome is None and monotonic() >= instance.deadline:
-                outcome = Outcome(Status.TIMEOUT)
-            if outcome and outcome.status not in (Status.OK, Status.ERROR):
-                self.end([key])
-            found |= {key: outcome} if outcome else {}
-        return found
 
 
 class _Instance(Channel):
@@ -173,47 +154,34 @@ def _finish(running: "dict[int, _Instance]", origin: "_Origin | None") -> None:
         origin.close()
 
 
-class _Origin:
+class _Origin(Process):
     """The process that copies itself."""
 
     def __init__(self, prototype: Any, memory_limit_mb: int) -> None:
         self.pid = os.getpid()
-        self.control, other = socket.socketpair()
-        with other:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(other.fileno()), str(memory_limit_mb)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                env=environment(),
-                start_new_session=True,
-            )
-        self.control.settimeout(LOAD_SECONDS)
-        self.replies = self.control.makefile("rb")
+        super().__init__(SCRIPT, memory_limit_mb)
         try:
             self.ask({"load": base64.b64encode(pickle.dumps(prototype)).decode(), "path": sys.path})
         except Exception as error:
             self.close()
             raise error if isinstance(error, LoadError) else LoadError(f"{type(error).__name__}: {error}") from error
 
-    def ask(self, request: dict[str, Any], *sockets: socket.socket) -> Any:
+    def ask(self, request: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> Any:
         """The answer to a request, which may bring sockets along."""
-        data = json.dumps(request).encode() + b"\n"
-        if sockets:
-            data = data[socket.send_fds(self.control, [data], [one.fileno() for one in sockets]) :]
-        self.control.sendall(data)
-        line = self.replies.readline()
-        if not line.endswith(b"\n"):
+        self.send(request, LOAD_SECONDS, sockets)
+        while not (outcome := self.receive()):
+            pass
+        if outcome.status == Status.CRASH:
             raise EOFError("the process ended")
-        reply = json.loads(line)
-        if reply["status"] != Status.OK:
-            raise LoadError(reply["error"])
-        return reply["value"]
+        if outcome.status != Status.OK:
+            raise LoadError(outcome.error)
+        return outcome.value
 
     def start(self, seeds: Sequence[int], max_bytes: int) -> list[_Instance]:
         """New instances."""
         pairs = [socket.socketpair() for _ in seeds]
         try:
-            pids = self.ask({"start": [*seeds]}, *(other for _, other in pairs))
+            pids = self.ask({"start": [*seeds]}, [other for _, other in pairs])
         except BaseException:
             for own, _ in pairs:
                 own.close()
@@ -225,8 +193,7 @@ class _Origin:
 
     def close(self) -> None:
         """Ends the process, and every instance with it."""
-        self.replies.close()
-        self.control.close()
+        self.socket.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
