@@ -119,9 +119,9 @@ class Reward(ABC):
         try:
             return self._checked(samples)
         except Exception as error:
-            if len(samples) == 1:
+            if len(samples) == 1 or isinstance(self, GroupReward):
                 self.tally.explain(samples[0], Status.ERROR, f"{type(error).__name__}: {error}")
-                return RewardResult([math.nan], [Status.ERROR])
+                return RewardResult([math.nan] * len(samples), [Status.ERROR] * len(samples))
         for part, tally in parts_before:  # they will count these samples again
             part.tally = tally
         return RewardResult.concat([self._contained([sample]) for sample in samples])
@@ -154,16 +154,9 @@ class GroupReward(Reward):
 
     def _contained(self, samples: Sequence[Sample]) -> RewardResult:
         groups = rows_by_prompt(samples)
-        parts = [self._contained_group([samples[row] for row in rows]) for rows in groups]
-        index = {row: index for index, row in enumerate(row for rows in groups for row in rows)}
-        return RewardResult.concat(parts).rows([index[row] for row in range(len(samples))])
-
-    def _contained_group(self, group: Sequence[Sample]) -> RewardResult:
-        try:
-            return self._checked(group)
-        except Exception as error:
-            self.tally.explain(group[0], Status.ERROR, f"{type(error).__name__}: {error}")
-            return RewardResult([math.nan] * len(group), [Status.ERROR] * len(group))
+        parts = [Reward._contained(self, [samples[row] for row in rows]) for rows in groups]
+        order = [row for rows in groups for row in rows]
+        return RewardResult.concat(parts).rows(sorted(range(len(order)), key=order.__getitem__))
 
 
 def rows_by_prompt(samples: Sequence[Sample]) -> list[list[int]]:

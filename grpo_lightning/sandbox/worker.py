@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from grpo_lightning.types import Status
 
@@ -69,7 +69,10 @@ class Channel:
         return Outcome(Status.CRASH)
 
 
-def settled(channels: Sequence[Channel]) -> dict[Channel, Outcome]:
+AnyChannel = TypeVar("AnyChannel", bound=Channel)
+
+
+def settled(channels: Sequence[AnyChannel]) -> dict[AnyChannel, Outcome]:
     """The outcomes of the requests that are answered or late, after waiting for one for at most LOOK_SECONDS."""
     poll = select.poll()  # unlike select.select, for descriptors above 1023 too
     for channel in channels:
