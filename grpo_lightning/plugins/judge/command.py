@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError, require
 
 
 def agreement(counts: Counter[tuple[bool, bool]]) -> tuple[float, float]:
@@ -24,24 +24,21 @@ def agreement(counts: Counter[tuple[bool, bool]]) -> tuple[float, float]:
 def labelled(path: Path, label: str) -> list[tuple[Sample, bool]]:
     """The completions of a file, as `grpo predict` writes it, with the verifier's verdicts."""
     found = []
-    for index, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        row = json.loads(line)
+    # Not splitlines: texts may have other line breaks inside.
+    for index, row in enumerate(map(json.loads, path.read_text(encoding="utf-8").strip().split("\n"))):
         value = row.get("label", row.get("scores", {}).get(label))
         if value is not None:
             question = Question(row["question"], row.get("answer", ""), f"{path}:{index + 1}", row.get("metadata", {}))
             prompt = Prompt(index, question.text, [0], question)
             found.append((Sample(prompt, row["completion"], [0], FinishReason.STOP), value > 0.5))
-    if not found:
-        raise UsageError(f"--against {path}: no row has a `label`, or a score by {label}; --label names another reward")
+    require(bool(found), f"--against {path}: no row has a `label`, or a score by {label}; --label names another reward")
     return found
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        "grpo judge",
-        description="Measures how well a judge agrees with the verifier on completions that both have seen.",
-    )
+    about = "Measures how well a judge agrees with the verifier on completions that both have seen."
+    parser = argparse.ArgumentParser("grpo judge", description=about)
     add = parser.add_argument
     add("config", type=Path, help="a YAML file of the arguments of JudgeReward: url, model, rubric and others")
     add("--against", type=Path, required=True, metavar="FILE", help="completions with verdicts: a file of grpo predict")
@@ -57,11 +54,10 @@ def main(args: Sequence[str] | None = None) -> int:
     if not counts:
         raise UsageError(f"grpo judge: reward {reward.tally.describe()}")
     equal, kappa = agreement(counts)
-    print(
-        f"| verifier | judge: right | judge: wrong |\n|---|---|---|\n"
-        f"| right | {counts[True, True]} | {counts[True, False]} |\n"
-        f"| wrong | {counts[False, True]} | {counts[False, False]} |\n\n"
-        f"agreement {equal:.3f}, Cohen's kappa {kappa:.3f}, "
-        f"{len(pairs) - counts.total()} of {len(pairs)} not judged"
-    )
+    print(f"""| verifier | judge: right | judge: wrong |
+|---|---|---|
+| right | {counts[True, True]} | {counts[True, False]} |
+| wrong | {counts[False, True]} | {counts[False, False]} |
+
+agreement {equal:.3f}, Cohen's kappa {kappa:.3f}, {len(values) - counts.total()} of {len(values)} not judged""")
     return 0

@@ -14,7 +14,6 @@ from grpo_lightning import ranks
 from grpo_lightning.plugins.judge.service import Service
 from grpo_lightning.rewards.base import Reward, Run, rows_by_prompt
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import Question, Sample, Status, UsageError, require
 
 MAX_NOTE = 2000  # characters of a reply that files show
@@ -108,19 +107,23 @@ class JudgeReward(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`; or, with a value of NaN, `error`, `timeout` or, if the reply breaks a rule, `unparseable`."""
-        result = RewardResult([math.nan] * len(samples), [Status.OK] * len(samples), note=[""] * len(samples))
+        result = RewardResult([math.nan] * len(samples), note=(notes := [""] * len(samples)))
         groups = rows_by_prompt(samples) if self.group else [[row] for row in range(len(samples))]
+        questions = [samples[rows[0]].prompt.question for rows in groups]
         # Equal completions are one answer, and the order does not depend on which was sampled first.
         texts = [sorted({samples[row].turn for row in rows}) for rows in groups]
-        questions = [samples[rows[0]].prompt.question for rows in groups]
         for question, several in zip(questions, texts, strict=True):
             random.Random(f"{os.environ.get('PL_GLOBAL_SEED', 0)} {question.text}").shuffle(several)
         replies = self.service.ask([*map(self.body, questions, texts)])
         for rows, several, reply in zip(groups, texts, replies, strict=True):
-            status, values, note = self.read(reply, len(several))
+            try:
+                values = self.values(reply.value, len(several)) if reply.status == Status.OK else []
+                status, note = reply.status, reply.value or reply.error
+            except (ValueError, TypeError, RecursionError) as error:
+                status, values, note = Status.UNPARSEABLE, [], f"{error}: {reply.value[:300]!r}"
             for row in rows:
-                result.status[row], result.note[row] = status, note[:MAX_NOTE]
-                if status == Status.OK:
+                result.status[row], notes[row] = status, note[:MAX_NOTE]
+                if values:
                     result.value[row] = values[several.index(samples[row].turn)]
                 else:
                     self.tally.explain(samples[row], status, note)
@@ -141,15 +144,6 @@ class JudgeReward(Reward):
         messages = [("system", rules), ("user", re.sub(r"\{(\w+)\}", placed, self.rubric))]
         asked = [{"role": role, "content": content} for role, content in messages]
         return {"model": self.model, "messages": asked} | self.options
-
-    def read(self, reply: Outcome, num_answers: int) -> tuple[str, list[float], str]:
-        """Status of a reply, the values of all answers in it, and what the judge said or what went wrong."""
-        if reply.status != Status.OK:
-            return reply.status, [], reply.error
-        try:
-            return Status.OK, self.values(reply.value, num_answers), reply.value
-        except (ValueError, TypeError, RecursionError) as error:
-            return Status.UNPARSEABLE, [], f"{error}: {reply.value[:300]!r}"
 
     def values(self, text: str, num_answers: int) -> list[float]:
         """The values of all answers in a text, from 0 to 1. Raises ValueError or the like where it breaks a rule."""
@@ -185,13 +179,15 @@ def quoted(value: Any, tag: str) -> str:
     """A value as a JSON string inside a tag, in one line. Nothing in it ends the tag, a turn of a chat, or a line."""
     text = json.dumps(value if isinstance(value, str) else json.dumps(value, default=str), ensure_ascii=False)
     # Tokenizers read <|im_start|>, </s> and [INST] as turns; invisible characters can hide text from a reader.
-    safe = "".join(char if char.isprintable() and char not in "<>" else escaped(char) for char in text)
-    return f"<{tag}>" + re.sub(r"\[(?=/?[A-Z_]+\])", lambda _: escaped("["), safe) + f"</{tag}>"
+    safe = re.sub(r"[<>]|[^ -~]|\[(?=/?[A-Z_]+\])", escaped, text)
+    return f"<{tag}>{safe}</{tag}>"
 
 
-def escaped(char: str) -> str:
-    """A character as JSON may write it."""
-    return json.dumps(char)[1:-1] if ord(char) > 126 else f"\\u{ord(char):04x}"
+def escaped(match: re.Match[str]) -> str:
+    """A character as JSON may write it; as it is if it is of another script."""
+    if ord(match[0]) > 126:
+        return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
+    return f"\\u{ord(match[0]):04x}"
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

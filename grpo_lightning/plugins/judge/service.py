@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from grpo_lightning.plugins.judge.limit import Limit
+from grpo_lightning.plugins.judge.limits import Limits
 from grpo_lightning.plugins.vllm.http import Server, ServerError
 from grpo_lightning.sandbox.pool import Closed, Outcome
 from grpo_lightning.types import Status
@@ -35,25 +35,24 @@ class Service:
 
     def __init__(self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str) -> None:
         key = os.environ.get("JUDGE_API_KEY")
-        self.server = Server(url, timeout, "url", {"Authorization": f"Bearer {key}"} if key else None)
+        self.server = Server(url, timeout, "url", {"Authorization": f"Bearer {key}"} if key else {})
         self.concurrency, self.rates, self.cache = concurrency, rates, cache
-        self.lock, self.closed, self.hung_up = threading.Lock(), threading.Event(), ExitStack()
-        self.quiet_until = 0.0  # the time before which the server wants no request
+        self.writing, self.closed, self.hung_up = threading.Lock(), threading.Event(), ExitStack()
         self.share(1)
 
     def share(self, num_ranks: int) -> None:
         """Divides the limits among the processes of a run."""
-        self.limits = [Limit((rate or math.inf) / num_ranks) for rate in self.rates]
+        self.limits = Limits(*((rate or math.inf) / num_ranks for rate in self.rates))
 
     def ask(self, bodies: Sequence[dict[str, Any]]) -> list[Outcome]:
         """The text of the reply to each body; `error` or `timeout` if there is none."""
         self.closed.clear()
         self.hung_up.close()
         keys = [json.dumps(body, sort_keys=True) for body in bodies]
-        asked = dict(zip(keys, bodies, strict=True))
+        unique = dict.fromkeys(keys)
         with ThreadPoolExecutor(self.concurrency) as pool:
             try:
-                found = dict(zip(asked, pool.map(self._outcome, asked, asked.values()), strict=True))
+                found = dict(zip(unique, pool.map(self._outcome, unique), strict=True))
             except BaseException:
                 self.close()
                 raise
@@ -64,63 +63,55 @@ class Service:
         self.closed.set()
         self.hung_up.enter_context(self.server.hung_up())
 
-    def _outcome(self, key: str, body: dict[str, Any]) -> Outcome:
-        """The text of a reply, which is kept, after as many repetitions as are allowed."""
-        outcome = Outcome(Status.ERROR)
-        for pause in (*self.pauses, 0.0):
+    def _outcome(self, key: str) -> Outcome:
+        """The text of a reply, which is kept."""
+        try:
+            if kept := self._stored("SELECT text FROM replies WHERE key = ?", key):
+                return Outcome(Status.OK, kept[0][0])
+            text = self._repeated(json.loads(key))
+            self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
+            return Outcome(Status.OK, text)
+        except ServerError as error:
+            late = isinstance(error.__cause__, TimeoutError)
+            return Outcome(Status.TIMEOUT if late else Status.ERROR, None, str(error))
+        except (sqlite3.Error, OSError) as error:  # a disk that is full
+            return Outcome(Status.ERROR, None, f"{type(error).__name__}: {error}")
+
+    def _repeated(self, body: dict[str, Any]) -> str:
+        """The text of a reply, after as many repetitions as are allowed."""
+        for pause in self.pauses:
             try:
-                if kept := self._stored("SELECT text FROM replies WHERE key = ?", key):
-                    return Outcome(Status.OK, kept[0][0])
-                text = self._text(body)
-                self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
-                return Outcome(Status.OK, text)
+                return self._text(body)
             except ServerError as error:
-                late = isinstance(error.__cause__, TimeoutError)
-                outcome = Outcome(Status.TIMEOUT if late else Status.ERROR, None, str(error))
                 seconds = seconds_of(error.retry_after)
                 if error.status not in PASSING or seconds > LONGEST_PAUSE:
-                    break
-                self.quiet_until = max(self.quiet_until, monotonic() + seconds)
-            except (sqlite3.Error, OSError) as error:  # a disk that is full
-                return Outcome(Status.ERROR, None, f"{type(error).__name__}: {error}")
+                    raise
+                self.limits.quiet_until = max(self.limits.quiet_until, monotonic() + seconds)
             self.closed.wait(pause)
-        return outcome
+        return self._text(body)
 
     def _text(self, body: dict[str, Any]) -> str:
         """The text of one reply, once the limits allow to ask for it."""
-        costs = [1.0, len(str(body)) / 3 + body.get("max_tokens", 0)]
-        while not self._begins(costs):
-            self.closed.wait(0.01)
-        actual = [*costs]
+        request, tokens = object(), len(str(body)) / 3 + body.get("max_tokens", 0)
+        while self.closed.is_set() or not self.limits.begin(request, tokens):
+            if self.closed.wait(0.01):
+                raise Closed
         try:
             answer = self.server.post("/chat/completions", body)
-            actual[1] = float(answer.get("usage", {}).get("total_tokens", costs[1]))
+            tokens = float((answer.get("usage") or {}).get("total_tokens", tokens))
             text = str(answer["choices"][0]["message"]["content"])
             return text.encode(errors="replace").decode()  # no file takes half a character
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ServerError(f"not the reply of a chat: {type(error).__name__}: {error}") from error
         finally:
-            with self.lock:
-                for limit, *pair in zip(self.limits, costs, actual, strict=True):
-                    limit.end(*pair)
-
-    def _begins(self, costs: Sequence[float]) -> bool:
-        """True if a request may be made now; it is under way then."""
-        if self.closed.is_set():
-            raise Closed
-        with self.lock:
-            both = [*zip(self.limits, costs, strict=True)]
-            allowed = monotonic() >= self.quiet_until and all(limit.allows(cost) for limit, cost in both)
-            for limit, cost in both if allowed else ():
-                limit.under_way += cost
-            return allowed
+            self.limits.end(request, tokens)
 
     def _stored(self, query: str, *values: str) -> list[tuple[str]]:
         """The rows that the cache has for a query."""
         if not self.cache:
             return []
         Path(self.cache).parent.mkdir(parents=True, exist_ok=True)
-        with self.lock, sqlite3.connect(self.cache, timeout=60) as database:
+        with self.writing, sqlite3.connect(self.cache, timeout=60) as database:
             database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT)")
             return database.execute(query, values).fetchall()
 
@@ -128,7 +119,7 @@ class Service:
 def seconds_of(retry_after: str) -> float:
     """The seconds that a header asks for, by a number or a date; 0 if it does not."""
     with suppress(ValueError):
-        return max(0.0, float(retry_after))
+        return float(retry_after)
     with suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time())
+        return parsedate_to_datetime(retry_after).timestamp() - time()
     return 0.0

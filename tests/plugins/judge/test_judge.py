@@ -16,7 +16,7 @@ from helpers.judging import judging
 from helpers.waiting import LIMIT, wait_until
 
 from grpo_lightning.plugins.judge import command
-from grpo_lightning.plugins.judge.limit import Limit
+from grpo_lightning.plugins.judge.limits import Limits
 from grpo_lightning.plugins.judge.reward import JudgeReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -104,7 +104,7 @@ def test_what_passes_is_repeated_and_never_before_the_time_that_the_server_asks_
 
 
 def test_the_server_never_sees_more_than_the_rate(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limit, "period", 1.0)
+    monkeypatch.setattr(Limits, "period", 1.0)
     with judging(by_text) as server:
         reward = make(server.url, requests_per_minute=10, concurrency=16)
         assert reward([sample(f"{n / 10}") for n in range(35)]).status == ["ok"] * 35
