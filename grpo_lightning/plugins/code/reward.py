@@ -1,6 +1,5 @@
 """A reward for programs, decided by tests."""
 
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ log = logging.getLogger(__name__)
 class CodeReward(Reward):
     """1 if the program in the last fence of a completion passes all tests of its question, else 0.
 
-    The column `tests` of the data holds a list of asserts, as text, and of dicts with `stdin` and `stdout`; such a list
-    as JSON; or the text of a pytest file, which imports from `solution`.
+    The column `tests` of the data holds a list of asserts, as text, and of dicts with `stdin` and `stdout`; or the text
+    of a pytest file, which imports from `solution`.
 
     A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. What a
     test expects is never there: asserts run outside. They call the program's functions, each call afresh, and get
@@ -30,9 +29,8 @@ class CodeReward(Reward):
         partial_credit: The value is the fraction of tests passed.
         timeout: CPU seconds per test. A test that only waits is ended after four times as long.
         memory_limit_mb: Memory per process of a program in MiB. Its files, in memory too, may have an eighth of it.
-        command: The command that runs a program, for other languages: `[node, main.js]`. Only tests with `stdin` then.
-        build: The command that compiles the program, once per completion.
-        file: The name of the file that the program is written to.
+        command: The command that runs a program, the file `main`: `[node, main]`. Tests need `stdin` then.
+        build: The command that compiles it, once per completion: `[gcc, -x, c, main]`.
         unsafe: Runs programs without namespaces where these are missing, as you. They can then do all that you can.
         num_workers: Number of programs under way at once.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
@@ -48,7 +46,6 @@ class CodeReward(Reward):
         memory_limit_mb: int = 512,
         command: list[str] | None = None,
         build: list[str] | None = None,
-        file: str = "main.py",
         unsafe: bool = False,
         num_workers: int = 2,
         weight: float = 1.0,
@@ -62,9 +59,8 @@ class CodeReward(Reward):
             "seconds": timeout,
             "memory_mb": memory_limit_mb,
             "file_bytes": memory_limit_mb << 14,
-            "command": command,
+            "run": command,
             "build": build,
-            "file": file,
             "unsafe": False,
         }
         self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
@@ -97,12 +93,14 @@ class CodeReward(Reward):
         """
         whole = not self.partial_credit
         tasks = [[sample.turn, self._tests(sample.prompt.question), self.limits, whole] for sample in samples]
-        result = RewardResult([], [], note=[])
-        for sample, outcome in zip(samples, self._pool.map(inside("grading.grade", __file__), tasks), strict=True):
+        outcomes = self._pool.map(inside("grading.grade", __file__), tasks)
+        notes: list[str] = []
+        result = RewardResult([], [], note=notes)
+        for sample, outcome in zip(samples, outcomes, strict=True):
             value, status, note = self._verdict(outcome)
             result.value.append(value)
             result.status.append(status)
-            result.note.append(note)
+            notes.append(note)
             if math.isnan(value):
                 self.tally.explain(sample, status, note)
         return result
@@ -127,16 +125,14 @@ class CodeReward(Reward):
 
     def _tests(self, question: Question) -> Any:
         """The tests of a question."""
-        tests, calls = question.metadata.get("tests"), self.limits["command"] is None
-        if isinstance(tests, str) and tests.lstrip().startswith("["):
-            tests = json.loads(tests)
-        if isinstance(tests, list):
-            pairs = [isinstance(test, dict) and {"stdin", "stdout"} <= test.keys() for test in tests]
-            fits = all(pair or (calls and isinstance(test, str)) for pair, test in zip(pairs, tests, strict=True))
-        else:
-            fits = isinstance(tests, str) and calls and "def test" in tests
+        tests, calls = question.metadata.get("tests"), self.limits["run"] is None
+        is_file = calls and isinstance(tests, str) and "def test" in tests
+        fits = isinstance(tests, list) and all(
+            (isinstance(test, dict) and {"stdin", "stdout"} <= test.keys()) or (calls and isinstance(test, str))
+            for test in tests
+        )
         require(
-            bool(fits and tests),
+            bool(tests and (fits or is_file)),
             f"{question.source or 'a question'}: tests={str(tests)[:80]}: {self.name} needs a list of asserts "
             "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}",
         )

@@ -236,9 +236,9 @@ def test_the_program_is_the_last_fence(reward: CodeReward, text: str, value: flo
 
 
 def test_any_command_and_a_build() -> None:
-    build = ["/bin/sh", "-c", "(echo '#!/bin/sh'; cat main.sh) > program && chmod +x program"]
+    build = ["/bin/sh", "-c", "(echo '#!/bin/sh'; cat main) > program && chmod +x program"]
     tests = [{"stdin": "3 4\n", "stdout": "7"}, {"stdin": "5 6\n", "stdout": "11"}]
-    with closing(CodeReward(command=["./program"], build=build, file="main.sh", num_workers=1)) as own:
+    with closing(CodeReward(command=["./program"], build=build, num_workers=1)) as own:
         assert grade(own, "read a b; echo $((a + b))", tests)[:2] == (1.0, "ok")
         assert grade(own, "echo 7", tests)[0] == 0
         assert grade(own, "kill -9 1; kill -9 -1; cat /proc/1/environ", tests)[0] == 0

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -39,19 +39,29 @@ class Ended(BaseException):
 
 
 class Program:
-    """A program in its jail."""
+    """A program in its jail. With process 1 of its namespaces all that it has started ends."""
 
-    def __init__(self, channel: socket.socket, source: str, limits: dict[str, Any]) -> None:
-        channel.settimeout(4 * limits["seconds"] + PATIENCE)
-        self.channel, self.answers, self.source = channel, channel.makefile("rb"), source
-        self.status, self.text = self.ask(source, limits)
+    def __init__(self, source: str, limits: dict[str, Any], folder: str) -> None:
+        self.channel, other = socket.socketpair()
+        self.channel.settimeout(4 * limits["seconds"] + PATIENCE)
+        self.answers, self.source = self.channel.makefile("rb"), source
+        command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
+        variables = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": f"{MAX_DIGITS}"}
+        with other:
+            self.process = subprocess.Popen(command, stdin=other, stdout=other, cwd=folder, env=variables)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.process.terminate()
+        self.process.wait()
+        self.channel.close()
 
     def ask(self, *request: Any) -> tuple[str, str]:
         """The jail's answer: a status, and what the program printed or what went wrong."""
         try:
             self.channel.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(self.answers.readline(MAX_ANSWER))
-            return str(answer["status"]), str(answer["text"])
+            status, text = json.loads(self.answers.readline(MAX_ANSWER))
+            return str(status), str(text)
         except NONSENSE as error:
             raise Ended("crash", "it ended what runs it") from error
 
@@ -68,24 +78,6 @@ class Program:
         except NONSENSE as error:
             raise Ended("crash", "no answer") from error
         raise kind(message) if isinstance(kind, type) and issubclass(kind, Exception) else Ended("crash", message)
-
-
-@contextlib.contextmanager
-def enclosed(source: str, limits: dict[str, Any]) -> Iterator[Program]:
-    """A program that can be tested. With process 1 of its namespaces all that it has started ends."""
-    own, other = socket.socketpair()
-    command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
-    environment = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": f"{MAX_DIGITS}"}
-    with own, tempfile.TemporaryDirectory() as folder:
-        with other:
-            process = subprocess.Popen(
-                command, stdin=other.fileno(), stdout=other.fileno(), cwd=folder, env=environment
-            )
-        try:
-            yield Program(own, source, limits)
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def last_fence(text: str) -> str | None:
@@ -134,7 +126,6 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
     import pytest
 
     found: dict[str, tuple[str, str]] = {}
-    solution: Any = ModuleType("solution")
 
     def function(name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -152,15 +143,15 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
                 why = f"{report.nodeid.split('::', 1)[-1]}: {''.join(lines[:1])[:300]}"
                 found[report.nodeid] = ("ok", "") if report.passed else ("wrong", why)
 
+    solution: Any = ModuleType("solution")
+    sys.modules["solution"], solution.__getattr__ = solution, function
+    sys.modules.pop("test_program", None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(open(os.devnull, "w")):
         path = Path(folder) / "test_program.py"
         path.write_text(text, encoding="utf-8")
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        sys.modules["solution"], solution.__getattr__ = solution, function
         quiet = ["-q", "-s", "-p", "no:cacheprovider", "--rootdir", folder, "-c", os.devnull]
         pytest.main([str(path), *quiet], plugins=[Plugin()])
-        for name in ("solution", "test_program"):
-            sys.modules.pop(name, None)
     return [*found.values()] or [("error", "pytest found no test that can begin")]
 
 
@@ -177,11 +168,12 @@ def grade(text: str, tests: Any, limits: dict[str, Any], whole: bool) -> list[tu
     if source is None:
         return []
     try:
-        with enclosed(source, limits) as program:
-            if program.status == "refused":
-                raise RuntimeError(f"the program cannot be enclosed: {program.text}")
-            if program.status != "ok":
-                return [(program.status, program.text)]
+        with tempfile.TemporaryDirectory() as folder, contextlib.closing(Program(source, limits, folder)) as program:
+            status, text = program.ask(source, limits)
+            if status == "refused":
+                raise RuntimeError(f"the program cannot be enclosed: {text}")
+            if status != "ok":
+                return [(status, text)]
             return run_pytest(program, tests) if isinstance(tests, str) else run_all(program, tests, whole)
     except Ended as error:
         return [(error.args[0], error.args[1])]

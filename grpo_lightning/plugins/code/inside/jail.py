@@ -1,7 +1,7 @@
 """Encloses a program that nobody has read, and runs it. Nothing here knows what a test expects.
 
 It takes read-only system folders and an empty one in memory as its root, in namespaces of its own. Stdin has requests,
-lines of JSON, each answered by a line `{"status", "text"}`. The first is `[SOURCE, LIMITS]`; `refused` says that this
+lines of JSON, each answered by a line `[STATUS, TEXT]`. The first is `[SOURCE, LIMITS]`; `refused` says that this
 machine cannot enclose it, `error` that it cannot be compiled. Each that follows is `[WHAT, TEXT]`: runs it with TEXT as
 its input (`run`), or one of its functions (`call`). Then nothing that the program has started is left.
 """
@@ -48,23 +48,24 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def enter_namespaces() -> None:
-    """Gives this process namespaces of its own, in which it is root."""
-    user, group, is_root = os.geteuid(), os.getegid(), os.geteuid() == 0
+    """Gives this process namespaces of its own, in which it may mount."""
+    maps, is_root = {"setgroups": "deny"}, os.geteuid() == 0
+    for kind, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
+        maps[kind] = f"0 0 1\n{USER} {NOBODY} 1" if is_root else f"{USER} {own} 1"
+    if is_root:
+        os.setgroups([])
     go, told = os.pipe()
-    if is_root and not os.fork():  # only a process outside can map a second user
-        os.read(go, 1)
-        for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{os.getppid()}/{kind}").write_text(f"0 0 1\n{USER} {NOBODY} 1")
-        os._exit(0)
+    if not os.fork():  # only a process outside can map a second user
+        with contextlib.suppress(OSError):
+            os.read(go, 1)
+            for kind, text in maps.items():
+                Path(f"/proc/{os.getppid()}/{kind}").write_text(text)
+            os._exit(0)
+        os._exit(1)
     check(LIBC.unshare(NEW_ALL), "unshare")
     os.write(told, b".")
-    if is_root:
-        if os.wait()[1]:
-            raise OSError("user ids cannot be mapped")
-    else:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{USER} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{USER} {group} 1")
+    if os.wait()[1]:
+        raise OSError("user ids cannot be mapped")
 
 
 def make_root(folder: str) -> None:
@@ -76,9 +77,6 @@ def make_root(folder: str) -> None:
         if not os.path.exists(path) or os.path.exists(there):
             continue
         os.makedirs(os.path.dirname(there), exist_ok=True)
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), there)
-            continue
         os.mkdir(there) if os.path.isdir(path) else Path(there).touch()
         mount(path, there, flags=0x1000 | 0x4000)  # bind, with all below
         if path not in DEVICES:
@@ -96,16 +94,12 @@ def make_root(folder: str) -> None:
 
 def filter_system_calls() -> None:
     """Refuses what no program needs, see `REFUSED`, and the numbers of other architectures."""
-
-    def line(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
-        return struct.pack("HBBI", code, true, false, value)
-
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    refuse, kill, allow = 0x50000 | 1, 0x80000000, 0x7FFF0000
-    lines = [line(load, 4), line(equal, AUDIT, 1), line(give, kill), line(load, 0)]
-    for code, number in [(at_least, 0x40000000), *((equal, number) for number in REFUSED)]:
-        lines += [line(code, number, 0, 1), line(give, refuse)]
-    text = b"".join([*lines, line(give, allow)])
+    refuse, kill, allow = (give, 0, 0, 0x50001), (give, 0, 0, 0x80000000), (give, 0, 0, 0x7FFF0000)
+    lines = [(load, 0, 0, 4), (equal, 1, 0, AUDIT), kill, (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), refuse]
+    for number in REFUSED:
+        lines += [(equal, 0, 1, number), refuse]
+    text = b"".join(struct.pack("HBBI", *line) for line in [*lines, allow])
     address = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(text) // 8, address))
     check(LIBC.prctl(38, 1, 0, 0, 0), "no_new_privs")
@@ -116,7 +110,6 @@ def drop_rights(memory_mb: int) -> None:
     """Takes from process 1 all but a folder in memory."""
     mount("none", "/work", "tmpfs", flags=2 | 4, data=f"size={memory_mb // 8}m,nr_inodes=4096,mode=777")
     if os.geteuid() == 0:
-        os.setgroups([])
         os.setresgid(USER, USER, USER)
         os.setresuid(USER, USER, USER)
     check(LIBC.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
@@ -178,7 +171,7 @@ def become(what: str, files: list[int], code: Any, limits: dict[str, Any]) -> No
     os.closerange(3, OPEN_FILES)
     if not limits["unsafe"]:
         filter_system_calls()
-    if command := limits["build" if what == "build" else "command"]:
+    if command := limits.get(what):
         os.execvp(command[0], command)
     sys.argv, sys.path = ["main.py"], [os.getcwd(), *sys.path]
     vars(sys.modules["builtins"]).update(exit=sys.exit, quit=sys.exit)
@@ -189,7 +182,7 @@ def become(what: str, files: list[int], code: Any, limits: dict[str, Any]) -> No
     sys.exit()
 
 
-def run(code: Any, limits: dict[str, Any], what: str, text: str) -> dict[str, str]:
+def run(code: Any, limits: dict[str, Any], what: str, text: str) -> tuple[str, str]:
     """Status of the program on an input, and what it printed; or what went wrong."""
     files = [os.memfd_create("file") for _ in range(3)]
     os.pwrite(files[0], text.encode("utf-8", "replace"), 0)
@@ -200,13 +193,13 @@ def run(code: Any, limits: dict[str, Any], what: str, text: str) -> dict[str, st
     for one in files:
         os.close(one)
     if late:
-        return {"status": "timeout", "text": ""}
+        return "timeout", ""
     if len(out) == limits["file_bytes"]:
-        return {"status": "too_long", "text": ""}
+        return "too_long", ""
     if exit_code:
         lines = err.decode("utf-8", "replace").strip().splitlines()
-        return {"status": "error", "text": [f"exit {exit_code}", *lines][-1][:300]}
-    return {"status": "ok", "text": out.decode("utf-8", "replace")}
+        return "error", [f"exit {exit_code}", *lines][-1][:300]
+    return "ok", out.decode("utf-8", "replace")
 
 
 def wait_for(child: int, seconds: float) -> tuple[int, bool]:
@@ -226,6 +219,11 @@ def wait_for(child: int, seconds: float) -> tuple[int, bool]:
     return code, late or code == -signal.SIGXCPU
 
 
+def tell(status: str, text: str) -> None:
+    """Answers a request."""
+    print(json.dumps([status, text]), flush=True)
+
+
 def main() -> None:
     """Serves as process 1 of new namespaces, until its parent ends, or gets SIGTERM."""
     source, limits = json.loads(sys.stdin.readline())
@@ -243,25 +241,25 @@ def main() -> None:
             return
         if not limits["unsafe"]:
             drop_rights(limits["memory_mb"])
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for kind, amount in (("AS", most), ("NOFILE", OPEN_FILES), ("CORE", 0)):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (amount, amount))
         check(LIBC.prctl(1, signal.SIGKILL, 0, 0, 0), "end with the parent")
         check(LIBC.prctl(36, 1, 0, 0, 0), "orphans become children")
     except OSError as failure:
-        return print(json.dumps({"status": "refused", "text": str(failure)}), flush=True)
+        return tell("refused", str(failure))
     os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME=os.getcwd(), TMPDIR=os.getcwd(), LANG="C.UTF-8")
-    Path(limits["file"]).write_text(source, errors="replace")
-    answer = {"status": "ok", "text": ""}
+    Path("main").write_text(source, errors="replace")
+    answer = "ok", ""
     try:
-        code = None if limits["command"] else compile(source, "main.py", "exec")
+        if limits["build"]:
+            answer = run(code, limits, "build", "")
+        elif not limits["run"]:
+            code = compile(source, "main.py", "exec")
     except Exception as failure:
-        answer = {"status": "error", "text": f"{type(failure).__name__}: {failure}"[:300]}
-    if limits["build"]:
-        answer = run(code, limits, "build", "")
-    print(json.dumps(answer), flush=True)
+        answer = "error", f"{type(failure).__name__}: {failure}"[:300]
+    tell(*answer)
     while line := sys.stdin.readline():
-        print(json.dumps(run(code, limits, *json.loads(line))), flush=True)
+        tell(*run(code, limits, *json.loads(line)))
 
 
 if __name__ == "__main__":
