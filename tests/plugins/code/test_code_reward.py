@@ -17,19 +17,25 @@ from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageEr
 
 SECRET = "secret-5b1f09"
 
-SECTIONS = {
-    title: code
-    for title, _, code in (
-        part.partition("\n") for part in Path(__file__).with_name("hostile.txt").read_text().split("\n=== ")[1:]
-    )
-}
+
+def sections(name: str, kind: str) -> dict[str, str]:
+    """The parts of a kind of a file, by their titles."""
+    parts = Path(__file__).with_name(name).read_text(encoding="utf-8").split(f"\n=== {kind} ")[1:]
+    found = (part.partition("\n=== ")[0].partition("\n") for part in parts)
+    return {title: code.rstrip("\n") for title, _, code in found}
 
 
 def hostile(kind: str) -> dict[str, str]:
     """The programs of a kind, with what they share in place of its name."""
-    shared = {title.split()[1]: code for title, code in SECTIONS.items() if title.startswith("shared")}
-    found = {title.removeprefix(f"{kind} "): code for title, code in SECTIONS.items() if title.startswith(f"{kind} ")}
+    shared = sections("hostile.txt", "shared")
+    found = sections("hostile.txt", kind)
     return {title: "\n".join(shared.get(line, line) for line in code.splitlines()) for title, code in found.items()}
+
+
+def graded(kind: str) -> dict[str, tuple[str, Any]]:
+    """The programs of a kind, with their tests."""
+    found = {title: code.split("\n--- tests\n") for title, code in sections("graded.txt", kind).items()}
+    return {title: (program, eval(tests) if tests[0] == "[" else tests) for title, (program, tests) in found.items()}
 
 
 OUTPUT, MODULES = hostile("output"), hostile("module")
@@ -86,16 +92,13 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     folder = tmp_path_factory.mktemp("home")
     (folder / "expected.json").write_text(SECRET)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
-        abstract.bind("\0grpo-canary")
+        port = server.getsockname()[1]
+        abstract.bind(f"\0grpo-canary-{port}")
         abstract.listen()
         server.setblocking(False)
-        yield folder, server.getsockname()[1]
+        yield folder, port
         with pytest.raises(BlockingIOError):
             server.accept()
-
-
-def test_there_are_sixty_and_more() -> None:
-    assert len(OUTPUT) + len(MODULES) >= 60
 
 
 def check_harmless(before: set[int], folder: Path) -> None:
@@ -130,6 +133,7 @@ def test_a_hostile_module_earns_nothing(reward: CodeReward, canary: tuple[Path, 
 
 
 def test_what_the_hostile_ones_want_is_rewarded(reward: CodeReward) -> None:
+    assert len(OUTPUT) + len(MODULES) >= 60
     assert grade(reward, f"print({SECRET!r})", [{"stdin": "go\n", "stdout": SECRET}])[:2] == (1.0, "ok")
     for test in MODULE_TESTS[::2]:
         assert grade(reward, "def answer(n): return 918273645", [test])[:2] == (1.0, "ok")
@@ -145,66 +149,19 @@ def test_nothing_is_left_after_closing(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*tmp_path.iterdir()] == []
 
 
-HONEST: list[tuple[str, Any]] = [
-    ("print(sum(map(int, input().split())))", [{"stdin": "3 4\n", "stdout": "7"}, {"stdin": "1 2 3", "stdout": "6\n"}]),
-    ("import sys\nfor line in sys.stdin: print(line.strip()[::-1], '')",
-     [{"stdin": "ab\ncd\n", "stdout": "ba\ndc\n\n"}]),
-    ("import atexit, io, os\nout = io.StringIO()\natexit.register(lambda: os.write(1, out.getvalue().encode()))\n"
-     "print(input(), file=out)", [{"stdin": "é", "stdout": "é"}]),
-    ("import threading, sys\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(1 << 26)\n"
-     "def f(n): return n and 1 + f(n - 1)\nthreading.Thread(target=lambda: print(f(20000))).start()",
-     [{"stdin": "", "stdout": "20000"}]),
-    ("open('notes', 'w').write(input())\nprint(open('/tmp/notes').read())", [{"stdin": "x", "stdout": "x"}]),
-    ("print('x' * 200000)", [{"stdin": "", "stdout": "x" * 200000}]),
-    ("if __name__ == '__main__':\n    import json, hashlib, sqlite3\n    print(hashlib.sha256(b'').hexdigest()[:4])",
-     [{"stdin": "", "stdout": "e3b0"}]),
-    ("import subprocess\nprint(subprocess.run(['echo', 'hi'], capture_output=True, text=True).stdout)",
-     [{"stdin": "", "stdout": "hi"}]),
-    ("print('loading')\ndef f(n): return n * 2",
-     ["assert f(2) == 4", "assert f(-1) == -2", "assert abs(f(0.1) - 0.2) < 1e-9"]),
-    ("def f(*given, **more): return (given, more, {'a': {3}}, b'x', 1j, 7 ** 9999, float('inf'), None, set())",
-     ["assert f(1, [2.5, True], x={(1, 'y')}) == ((1, [2.5, True]), {'x': {(1, 'y')}}, {'a': {3}}, b'x', 1j, 7 ** 9999,"
-      " float('inf'), None, set())"]),
-    ("from collections import Counter, namedtuple, OrderedDict\nP = namedtuple('P', 'x y')\n"
-     "def f(): return [Counter('aab'), P(1, 2), OrderedDict(a=1)]",
-     ["assert f() == [{'a': 2, 'b': 1}, (1, 2), {'a': 1}]"]),
-    ("class Negative(ValueError): pass\ndef f(n):\n    raise Negative('negative')",
-     ["try:\n    f(-1)\nexcept ValueError as error:\n    assert 'negative' in str(error)\nelse:\n    assert False"]),
-    ("def has_close(xs, t): return any(abs(a - b) < t for i, a in enumerate(xs) for b in xs[:i])",
-     ["def check(candidate):\n    assert candidate([1.0, 2.0], 0.5) == False\n    assert candidate([1.0, 1.2], 0.5)\n"
-      "check(has_close)"]),
-    ("def first(xs): return xs[0]",
-     "import pytest\nfrom solution import first\n\n@pytest.fixture\ndef full():\n    return [1, 2]\n\n"
-     "@pytest.mark.parametrize('n', [3, 4])\ndef test_first(n, full):\n    assert first([n, *full]) == n\n\n"
-     "def test_raises():\n    with pytest.raises(IndexError):\n        first([])\n"),
-]  # fmt: skip
+HONEST, WRONG = graded("honest"), graded("wrong")
 
 
-@pytest.mark.parametrize("index", range(len(HONEST)))
-def test_an_honest_program_passes(reward: CodeReward, index: int) -> None:
-    value, status, note = grade(reward, *HONEST[index])
+@pytest.mark.parametrize("title", HONEST)
+def test_an_honest_program_passes(reward: CodeReward, title: str) -> None:
+    value, status, note = grade(reward, *HONEST[title])
     assert (value, status) == (1.0, "ok"), note
 
 
-WRONG: list[tuple[str, Any, str, str]] = [
-    ("print(8)", [{"stdin": "3 4", "stdout": "7"}], "wrong", "printed '8\\n' for '3 4'"),
-    ("print(7); raise KeyError(3)", [{"stdin": "", "stdout": "7"}], "error", "KeyError: 3"),
-    ("print(7); exit(3)", [{"stdin": "", "stdout": "7"}], "error", "exit 3"),
-    ("print(7", [{"stdin": "", "stdout": "7"}], "error", "SyntaxError"),
-    ("def f(n): return n", ["assert f(2) == 4"], "wrong", "assert f(2) == 4"),
-    ("def g(n): return n", ["assert f(2) == 4"], "error", "AttributeError"),
-    ("def f(n): return print", ["try:\n    f(2)\nexcept TypeError:\n    pass"], "error", "no plain value"),
-    ("1 / 0", ["assert f(2) == 4"], "error", "ZeroDivisionError"),
-    ("def f(n):\n    while True: pass", ["assert f(2) == 4"], "timeout", "test 1: timeout"),
-    ("def f(n): return [2, 4]",
-     "from solution import f\ndef test_f():\n    assert f(2) == [2, 5]\n", "wrong", "test_f"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("index", range(len(WRONG)))
-def test_the_note_tells_which_test_failed(reward: CodeReward, index: int) -> None:
-    program, tests, expected, text = WRONG[index]
-    value, status, note = grade(reward, program, tests)
+@pytest.mark.parametrize("title", WRONG)
+def test_the_note_tells_which_test_failed(reward: CodeReward, title: str) -> None:
+    _, expected, text = title.split(": ", 2)
+    value, status, note = grade(reward, *WRONG[title])
     assert (value, status) == (0.0, expected) and text in note, note
 
 
@@ -280,7 +237,8 @@ def test_honest_programs_pass_on_a_busy_machine(count: int, capsys: pytest.Captu
         try:
             own.setup(None)  # type: ignore[arg-type]
             began = time.monotonic()
-            result = own([sample(*HONEST[(0, 4, 8)[index % 3]]) for index in range(count)])
+            three = [HONEST[title] for title in ("sums", "files", "prints when it is loaded")]
+            result = own([sample(*three[index % 3]) for index in range(count)])
             with capsys.disabled():
                 print(f" {count / (time.monotonic() - began):.1f} programs per second beside two that spin", end="")
             assert result.value == [1.0] * count
