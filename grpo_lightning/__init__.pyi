@@ -108,6 +108,7 @@ from grpo_lightning.plugins.display.first_look import Board as Board
 from grpo_lightning.plugins.display.first_look import FirstLook as FirstLook
 from grpo_lightning.plugins.display.lines import StepLines as StepLines
 from grpo_lightning.plugins.display.summary import RunSummary as RunSummary
+from grpo_lightning.plugins.display.trackio_logger import TrackioLogger as TrackioLogger
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary as FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAdvantage
 from grpo_lightning.plugins.distillation.no_reward import NoReward as NoReward
@@ -143,6 +144,8 @@ from grpo_lightning.plugins.methods.target_probability import PrefixTree as Pref
 from grpo_lightning.plugins.methods.target_probability import TargetProbability as TargetProbability
 from grpo_lightning.plugins.methods.top_entropy import TopEntropy as TopEntropy
 from grpo_lightning.plugins.orders.adaptive import Adaptive as Adaptive
+from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools as DifficultyPools
+from grpo_lightning.plugins.orders.replayed import Replayed as Replayed
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
 from grpo_lightning.plugins.process.reward import ByLine as ByLine

@@ -15,7 +15,11 @@ from jsonargparse import _typehints
 
 from grpo_lightning.training.internals import replaced
 
-LOGGERS = {"TensorBoardLogger": "grpo_lightning.Board", "CSVLogger": "grpo_lightning.training.board.RunCSVLogger"}
+LOGGERS = {
+    "TensorBoardLogger": "grpo_lightning.Board",
+    "CSVLogger": "grpo_lightning.training.board.RunCSVLogger",
+    "TrackioLogger": "grpo_lightning.TrackioLogger",
+}
 
 
 def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[Any]:
@@ -49,7 +53,7 @@ def replacing() -> Iterator[None]:
     classes takes the name of one, which is a list then: `--model.rewards FunctionReward`. A second configuration adds
     to a dict of the first.
 
-    The short names of two loggers stand for this package's, which know the folder of the run.
+    The short names of three loggers stand for this package's, which know the folder of the run.
     """
     adapt, resolve = _typehints.adapt_typehints, _typehints.resolve_class_path_by_name
 

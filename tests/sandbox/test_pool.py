@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -283,3 +284,28 @@ def test_pickles_without_its_processes(functions):
     assert copy.map(functions("double"), [[3]])[0].value == 6
     pool.close()
     copy.close()
+
+
+def test_descriptors_above_1023(functions):
+    """`select.select` refuses them; the end of a worker must be seen there, too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2048 if hard == resource.RLIM_INFINITY else min(2048, hard)
+    if wanted < 1200:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    opened = [null]
+    pool = WorkerPool(2, timeout=LIMIT, cpu_seconds=0.3)
+    try:
+        while opened[-1] < 1100:
+            opened.append(os.dup(null))
+        outcomes = pool.map(functions("double"), [[n] for n in range(4)])
+        assert [outcome.value for outcome in outcomes] == [2 * n for n in range(4)]
+        assert all(worker.fileno() > 1023 for worker in pool._running)
+        assert [o.status for o in pool.map(functions("hang"), [[0], [1]])] == ["ok", "timeout"]
+        assert [o.status for o in pool.map(functions("die"), [[1]])] == ["crash"]
+    finally:
+        pool.close()
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

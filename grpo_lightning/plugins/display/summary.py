@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning.plugins.display.lines import Scores, counted, duration, headline, number
+from grpo_lightning.plugins.display.trackio_logger import TrackioLogger
 from grpo_lightning.plugins.inspect.record import FOLDER
 from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
@@ -100,8 +101,15 @@ def curves_of(logger: Logger) -> str:
         return f"tensorboard --logdir {shlex.quote(str(Path(logger.log_dir)))}"
     if isinstance(logger, CSVLogger):
         return str(Path(logger.log_dir, "metrics.csv"))
-    address = getattr(getattr(logger, "experiment", None), "url", None)
-    return str(address or f"{type(logger).__name__}{f' in {logger.save_dir}' if logger.save_dir else ''}")
+    if isinstance(logger, TrackioLogger):
+        return logger.command
+    experiment = getattr(logger, "experiment", None)
+    if store := getattr(experiment, "tracking_uri", None):
+        return f"mlflow ui --backend-store-uri {shlex.quote(store)}"
+    return str(
+        getattr(experiment, "url", None)
+        or f"{type(logger).__name__}{f' in {logger.save_dir}' if logger.save_dir else ''}"
+    )
 
 
 def best_of(checkpoint: StepCheckpoint) -> str:

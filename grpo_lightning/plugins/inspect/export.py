@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo_lightning.plugins.inspect.configs import read_config
+from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 from grpo_lightning.plugins.mistakes.disk import refusal
 from grpo_lightning.policy import pretrained
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
@@ -68,19 +69,49 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(model_card(config, kind, made), encoding="utf-8")
+        scalars = read_scalars(run)
+        scores = {name: dict(scalars.get(name, [])).get(saved["epoch"]) for name in validation_names(scalars)}
+        (folder / "README.md").write_text(model_card(config, kind, made, out.name, scores), encoding="utf-8")
 
 
-def model_card(config: Mapping[str, Any], kind: str, made: str) -> str:
-    """A README.md as model hubs read it: a head in YAML, how the policy was `made`, and the run's configuration."""
+def model_card(config: Mapping[str, Any], kind: str, made: str, name: str, scores: Mapping[str, float | None]) -> str:
+    """A README.md as model hubs read it: a head in YAML, how the policy was `made`, and the run's configuration.
+
+    `scores` are those of the checkpoint's validations, by metric; None was not measured after its step.
+    """
     base = str(config["model"]["policy"]["path"])
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     head |= {"pipeline_tag": "text-generation", "tags": ["grpo", "grpo-lightning"]}
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists():  # it may be one of a hub
         head["base_model"] = base
+    asked = dataset_of(config["data"].get("task"))
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", asked):
+        head["datasets"] = [asked]
+    if results := results_of(config["data"], scores):
+        head["model-index"] = [{"name": name, "results": results}]
     top, whole = (yaml.safe_dump(part, sort_keys=False, allow_unicode=True) for part in (head, dict(config)))
     prompts = "Prompts are made as under `data` in the configuration"
     return f"---\n{top}---\n\n`{base}` {made}. {prompts}:\n\n{indent(whole, '    ')}"
+
+
+def results_of(data: Mapping[str, Any], scores: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """The results in a model card: each score with its questions."""
+    others, results = data.get("validations") or {}, []
+    for key, score in scores.items():
+        _, *benchmark, metric = key.split("/")
+        asked = dataset_of(others.get(benchmark[0], {}).get("task") if benchmark else data.get("task"))
+        name = benchmark[0] if benchmark else asked
+        if score is not None:
+            metrics = [{"type": metric, "value": round(score, 4)}]
+            dataset = {"name": name, "type": asked}
+            results.append({"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics})
+    return results
+
+
+def dataset_of(task: Any) -> str:
+    """The name of a task's questions: a data set of the hub, a file's, or that of the task's class."""
+    name, options = (task["class_path"], task.get("init_args") or {}) if isinstance(task, Mapping) else (str(task), {})
+    return str(options.get("id") or Path(options.get("val") or "").stem or name.rpartition(".")[2])
 
 
 def config_of(run: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The loggers of a run: their folder, and what they show of a run that goes on from an earlier checkpoint."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_a_logger_is_one_word_and_its_run_is_reported(
     assert not Path("run/lightning_logs").exists()
     assert [step for step, _ in read_scalars("run")["reward/mean"]] == [0, 1]
     assert report.main(["run"]) == 0 and "1 run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_a_logger_that_is_not_installed_is_one_line(grpo: Grpo, package: str) -> None:
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    code, _, errors = grpo("fit", f"--trainer.logger={package.title()}Logger")
+    assert code == 2 and package in errors and "Traceback" not in errors
 
 
 def test_the_last_row_of_a_table_may_be_half_written(tmp_path: Path) -> None:

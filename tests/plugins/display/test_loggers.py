@@ -21,8 +21,17 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning import PromptDataModule, Question, RewardResult, Sample, ScriptedEngine, StepCheckpoint
+from grpo_lightning import (
+    PromptDataModule,
+    Question,
+    RewardResult,
+    Sample,
+    ScriptedEngine,
+    StepCheckpoint,
+    TrackioLogger,
+)
 from grpo_lightning.plugins.display.completions import SampledCompletions, show
+from grpo_lightning.plugins.display.summary import curves_of
 
 
 class Tables(Logger):
@@ -45,6 +54,25 @@ class Tables(Logger):
     def log_table(self, key: str, columns: Any = None, data: Any = None, dataframe: Any = None, step: Any = 0) -> None:
         assert key == "completions"
         self.tables.append((step, columns, data))
+
+
+class Trackio(SimpleNamespace):
+    """A module with what is used of trackio 0.43, where it was tried."""
+
+    def __init__(self) -> None:
+        super().__init__(config={}, rows=[], calls=[])
+
+    def init(self, project: str, **options: Any) -> "Trackio":
+        self.calls.append((project, options))
+        return self
+
+    def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.rows.append((step, metrics))
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+    Table = dict
 
 
 LOGGERS: list[Tables] = []
@@ -99,13 +127,22 @@ def test_completions_reach_every_logger_that_shows_text_and_always_a_file(tmp_pa
     assert "| 3ab | 3 | 0ab | stop | 0.33 | 0.33 ok |" in text
 
 
-def test_mlflow_gets_a_page_and_a_logger_without_text_nothing() -> None:
+def test_a_logger_takes_the_table_in_its_own_way() -> None:
     calls: list[Any] = []
-    page = "| prompt | reward |\n| --- | --- |\n| 1&#124;2 | 0.50 |"
-    mlflow = SimpleNamespace(run_id="r7", experiment=SimpleNamespace(log_text=lambda *a: calls.append(a)))
-    for logger in (mlflow, SimpleNamespace(experiment=SimpleNamespace()), SimpleNamespace()):
-        show(logger, [["prompt", "reward"], ["1|2", "0.50"]], 3)
-    assert calls == [("r7", page, "completions/step-4.md")]
+    table, page = [["prompt", "reward"], ["1|2", "0.50"]], "| prompt | reward |\n| --- | --- |\n| 1&#124;2 | 0.50 |"
+    for logger in (
+        SimpleNamespace(log_table=lambda **given: calls.append(given)),
+        SimpleNamespace(run_id="r7", experiment=SimpleNamespace(log_text=lambda *a: calls.append(a))),
+        SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *a: calls.append(a))),
+        SimpleNamespace(experiment=SimpleNamespace()),
+        SimpleNamespace(),
+    ):
+        show(logger, table, 3)
+    assert calls == [
+        {"key": "completions", "columns": table[0], "data": table[1:], "step": 3},
+        ("r7", page, "completions/step-4.md"),
+        ("completions", page, 3),
+    ]
 
 
 def test_the_file_survives_a_kill_and_a_resume_without_doubles(tmp_path: Path) -> None:
@@ -216,3 +253,15 @@ def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> Non
     lines = lines_of(tmp_path / "run")
     assert lines and {line["answer_prefix"] for line in lines} == {"ab"}
     assert {line["statuses"]["own"] for line in lines} == {"ok"}
+
+
+def test_trackio_is_one_word(grpo: Grpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", trackio := Trackio())
+    options = ["--trainer.default_root_dir=one", "--completions.every_n_steps=1"]
+    grpo.ok("fit", "--trainer.logger=TrackioLogger", *options)
+    assert trackio.calls == [("grpo", {"name": "one", "space_id": None, "resume": "allow", "embed": False}), "finish"]
+    assert trackio.config["loop"]["group_size"] > 1
+    (table,) = [metrics["completions"] for _, metrics in trackio.rows if "completions" in metrics]
+    assert {len(row) for row in table["data"]} == {len(table["columns"])}
+    assert any("reward/mean" in metrics for _, metrics in trackio.rows)
+    assert curves_of(TrackioLogger("two")) == "trackio show --project two"

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from grpo_lightning import Completion, NativeEngine, RandomKey, Sampling, UsageError
 from grpo_lightning.plugins.fast import kv_memory
-from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, row_bytes
+from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes
 from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.plugins.planning.memory import LiveBytes
 
@@ -122,3 +122,10 @@ def test_what_linux_says_is_available(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(kv_memory, "_in_meminfo", lambda file: None)
     monkeypatch.setattr(kv_memory, "_in_cgroup", lambda folder: None)
     assert kv_memory.available_bytes() > 0
+
+
+def test_what_cuda_says_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 600)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert free_bytes(torch.device("cuda:0")) == int(kv_memory.CUDA_FRACTION * 1500)

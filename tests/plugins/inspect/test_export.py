@@ -13,9 +13,11 @@ import yaml
 from helpers.command import Grpo, arguments, furnish
 from helpers.programs import programs
 from helpers.tiny import rollouts_of
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_lightning.command import overview
+from grpo_lightning.plugins.inspect.scalars import read_scalars
 from grpo_lightning.policy.policy import Policy
 
 ALONE = """
@@ -102,6 +104,11 @@ def test_it_has_the_runs_log_probs_bit_for_bit_without_this_package_and_is_a_pol
     # The card: its head, and the configuration.
     _, head, body = Path("out", "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(head)["library_name"] == "transformers"
+    (index,) = ModelCard.load("out/README.md").data.to_dict()["model-index"]
+    values, shown = read_scalars("run"), ("avg@2", "greedy")
+    found = {metric["type"]: metric["value"] for one in index["results"] for metric in one["metrics"]}
+    assert found == {name: pytest.approx(values[f"val/{name}"][-1][1], abs=1e-4) for name in shown}
+    assert {one["dataset"]["name"] for one in index["results"]} == {"rows"} and index["name"] == "out"
     assert yaml.safe_load(body.split(":\n\n", 1)[1]) == yaml.safe_load(Path("run", "config.yaml").read_text())
 
 
@@ -121,9 +128,11 @@ def test_generation_is_that_of_the_run(grpo: Grpo) -> None:
 @pytest.mark.usefixtures("trained")
 def test_an_earlier_checkpoint_of_its_own_numbers(grpo: Grpo) -> None:
     shutil.copy(LAST, "two.ckpt")
+    val = read_scalars("run")["val/avg@2"]
     grpo.ok("fit", "--ckpt_path=last", "--trainer.max_epochs=4", *LEARNS)
     assert export("run", "--out", "out", "--ckpt_path", "two.ckpt") == 0
-    assert "after 2 exploration steps" in Path("out", "README.md").read_text()
+    card = Path("out", "README.md").read_text()
+    assert "after 2 exploration steps" in card and f"value: {round(val[-1][1], 4)}\n" in card
     model = AutoModelForCausalLM.from_pretrained("out")
     assert all(torch.equal(value, weights_in(Path("two.ckpt"))[name]) for name, value in model.state_dict().items())
 

@@ -7,12 +7,14 @@ import torch
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
-from grpo_lightning.maths.advantages import AdvantageEstimator
-from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
+from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy
 from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.maxrl import MaxRL
+from grpo_lightning.plugins.methods.mismatch_masks import ProbabilityGap
 from grpo_lightning.plugins.methods.vespo import VESPO
 
 
@@ -40,6 +42,15 @@ def test_maxrl_by_hand():
     assert of(MaxRL(), [1, 0, 0, 0, 2, 0], [0, 0, 0, 0, 1, 1]) == [3, -1, -1, -1, 1, -1]
     # Nobody right, everybody right, a mean that is not above 0, a failure.
     assert of(MaxRL(), [0, 0, 1, 1, 1, -1, 1, 0, math.nan], [0, 0, 1, 1, 2, 2, 3, 3, 3]) == [0] * 6 + [1, -1, 0]
+
+
+def test_the_gradient_of_maxrl_goes_to_that_of_maximum_likelihood():
+    """Of log p by a logit x, p = sigmoid(x): 1 - p. A right answer has d log π / dx = 1 - p, a wrong one -p."""
+    p, size = 0.1, 200_000
+    right = (torch.rand(size, generator=torch.Generator().manual_seed(0)) < p).double()
+    group, slope = torch.zeros(size, dtype=torch.int64), right - p
+    assert float((MaxRL()(right, group) * slope).mean()) == pytest.approx(1 - p, rel=0.02)
+    assert float((GroupMean()(right, group) * slope).mean()) == pytest.approx(p * (1 - p), rel=0.02)
 
 
 def test_vespo_by_hand():
@@ -75,6 +86,19 @@ def test_dppo_by_kl_by_hand():
     result, gradient = by_hand(member, [1, 1], [1.0, 1.0], [1.6, 1.2], 0.5)
     assert gradient.tolist() == pytest.approx([0, 1.2])
     assert result.clipped_high.tolist() == [True, False]
+
+
+def test_what_is_once_per_step_and_what_bounds_the_updates():
+    """On policy there is nothing stale, so `ProbabilityGap` changes nothing, however far the updates have gone."""
+    rollouts = rollouts_of([1])
+    rollouts.advantage = rollouts.weight = torch.ones(1)
+    rollouts.old_logp = rollouts.sampler_logp = torch.tensor([0.1]).log()
+    logp = torch.tensor([0.9]).log().requires_grad_()
+    slopes = []
+    for objective in (Objective(Clipped(None, None), correction=ProbabilityGap(0.2)), Objective(DPPO())):
+        value, _ = objective(logp, torch.zeros(1), rollouts)
+        slopes.append(float(torch.autograd.grad(value, logp)[0]))
+    assert slopes == pytest.approx([9, 0])
 
 
 def test_gmpo_by_hand():

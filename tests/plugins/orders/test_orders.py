@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import members
 
 from examples.curriculum import Curriculum
-from examples.orders import DifficultyPools, Replayed
+from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools
+from grpo_lightning.plugins.orders.replayed import Replayed
 from grpo_lightning.tasks.orders import QuestionOrder, Shuffled
 from grpo_lightning.types import Question, UsageError
 
@@ -23,9 +25,9 @@ ORDERS: dict[str, Callable[[], QuestionOrder]] = {
 
 
 def questions(count: int = 20) -> list[Question]:
-    """Of two levels."""
+    """Of two levels; `rank` is a number, and the higher the easier."""
     return [
-        Question(f"q{row}", "", f"q:{row}", {"level": "high" if row % 3 else "low", "rank": row})
+        Question(f"q{row}", "", f"q:{row}", {"level": "high" if row % 3 else "low", "rank": str(row)})
         for row in range(count)
     ]
 
@@ -57,6 +59,10 @@ def walk(order: QuestionOrder, steps: int, lag: int, known: dict[int, int], save
         torch.save(order.state_dict(), file)
         saved[step] = file.getvalue()
     return seen
+
+
+def test_every_order_is_here() -> None:
+    assert {kind.__name__ for kind in members(QuestionOrder)} | {"Curriculum"} == ORDERS.keys()
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -108,6 +114,16 @@ def test_pools_by_pass_rate() -> None:
     assert order.next(range(30, 33)) == [hard, middling, easy]
 
 
+def test_the_parts_of_the_pools_are_their_fractions() -> None:
+    order = set_up(DifficultyPools({"new": 1, "middling": 3, "hard": 0, "easy": 0}), 4000)
+    order.rate[::2] = 0.5
+    rows = order.next(range(1600))
+    assert sum(row % 2 == 0 for row in rows) / 1600 == pytest.approx(0.75, abs=0.03)
+    assert len({*rows}) == 1600
+    few = set_up(DifficultyPools(), 3)
+    assert {*few.next(range(7))} == {0, 1, 2}  # more than there are
+
+
 def test_what_was_rarely_solved_is_asked_again() -> None:
     order = set_up(Replayed(most_solved=2, fraction=1.0))
     stream = set_up(Shuffled()).next(range(20))
@@ -144,7 +160,32 @@ def test_stages_end_by_steps_or_by_accuracy() -> None:
     reviews = set_up(Curriculum("level", ["low", "high"], steps=1, review=0.5))
     low = sum(row % 3 == 0 for row in (reviews.next(range(1)), reviews.observe({}), reviews.next(range(1, 401)))[2])
     assert low / 400 == pytest.approx(0.5, abs=0.08)
-    by_number = set_up(Curriculum("rank", 2, steps=1, review=0.0))
-    assert {*by_number.next(range(10))} == {*range(10)}
-    with pytest.raises(UsageError, match="'lebel': q:0 has no such column"):
-        set_up(Curriculum("lebel", ["low"]))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_number_of_stages_cuts_the_sorted_questions(descending: bool) -> None:
+    order = set_up(Curriculum("rank", 3, descending, steps=1, review=0.0))
+    stages = []
+    for step in range(3):
+        stages.append({*order.next(range(step * 20, step * 20 + 20))})
+        order.observe({})
+    easy, middle, hard = stages[::-1] if descending else stages
+    assert max(easy) < min(middle) and max(middle) < min(hard) and [*map(len, stages)] == [6, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DifficultyPools({"hot": 1}), "give any of new, middling, hard, easy"),
+        (lambda: DifficultyPools(dict.fromkeys(("new", "middling", "hard", "easy"), 0)), "not 0 for all four"),
+        (lambda: DifficultyPools(hard=1.0), "data.order.hard=1.0: give less"),
+        (lambda: Replayed(0), "data.order.most_solved=0"),
+        (lambda: Curriculum("level", ["low"], accuracy=None), "no stage would end"),
+        (lambda: set_up(Curriculum("lebel", ["low"])), "'lebel': q:0 has no such column"),
+        (lambda: set_up(Curriculum("level", ["low", "mid"])), r"no question has \['mid'\] in column 'level'"),
+        (lambda: set_up(Curriculum("level", 2)), "could not convert string to float: 'low' in column 'level'"),
+    ],
+)
+def test_mistakes(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()

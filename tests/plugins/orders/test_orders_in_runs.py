@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 from helpers.elsewhere import Elsewhere
 from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
-from helpers.killing import command, prepare
+from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.programs import programs
 
 from examples.curriculum import Curriculum
-from examples.orders import DifficultyPools, Replayed
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.ahead.ahead import Ahead
+from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools
+from grpo_lightning.plugins.orders.replayed import Replayed
 from grpo_lightning.plugins.stale.source import StaleSource
+from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import Question
 
@@ -46,11 +48,16 @@ class Noted(DifficultyPools):
         return super().observe(rewards)
 
 
-def test_resumes_with_rounds_and_late_rollouts(tmp_path: Path) -> None:
+def orders() -> list[QuestionOrder]:
+    return [DifficultyPools(), Replayed(fraction=0.8), Curriculum("level", [0, 1], accuracy=0.3, window=4)]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_resumes_with_rounds_and_late_rollouts(tmp_path: Path, which: int) -> None:
     def options() -> dict[str, Any]:
         loop = {"dynamic_sampling": DynamicSampling(max_rounds=3), "source": StaleSource(2), "prompts_per_step": 3}
-        order = Curriculum("level", [0, 1], accuracy=0.3, window=4)
-        return {"loop": loop, "data": TaskData(Leveled(), seed=3, order=order), "rewards": [Right()]}
+        data = TaskData(Leveled(), seed=3, order=orders()[which])
+        return {"loop": loop, "data": data, "rewards": [Right()]}
 
     resumes_exactly(tmp_path, options, steps=5, cut=3)
 
@@ -59,9 +66,10 @@ class Early(Right):
     scores_early = True
 
 
-def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", range(3))
+def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path, which: int) -> None:
     def options() -> dict[str, Any]:
-        data = TaskData(Echo(), seed=3, order=Replayed(fraction=0.8))
+        data = TaskData(Leveled(), seed=3, order=orders()[which])
         return {"loop": {"source": Ahead(), "prompts_per_step": 3}, "data": data, "rewards": [Early()]} | {
             "engine": Elsewhere()
         }
@@ -80,17 +88,21 @@ def test_the_order_is_told_the_rewards_of_every_round(tmp_path: Path) -> None:
     assert sum(pools) == pytest.approx(1) and pools[0] < 1
 
 
-POOLS = [
-    "--data.order=examples.orders.DifficultyPools",
-    "--loop.dynamic_sampling.max_rounds=2",
-    "--loop.source=StaleSource",
-]
+POOLS = ["--data.order=DifficultyPools", "--loop.dynamic_sampling.max_rounds=2", "--loop.source=StaleSource"]
+
+
+@pytest.mark.whole
+def test_sigkills_change_nothing(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    die_and_go_on(tmp_path, 3, *POOLS)
+    check_alike(tmp_path)
+    assert {*scalars(tmp_path / "unbroken")} >= {"order/middling", "rollout/lag", "rollout/rounds"}
 
 
 NOTED = """
 from pathlib import Path
 
-from examples.orders import DifficultyPools
+from grpo_lightning import DifficultyPools
 from grpo_lightning.ranks import rank, world_size
 
 

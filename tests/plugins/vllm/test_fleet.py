@@ -231,3 +231,17 @@ def test_weights_that_do_not_arrive_are_noticed_before_the_run(
         engine.sync(policy)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
     engine.close()
+
+
+def test_an_adapter_that_stays_at_its_base_is_noticed_before_the_run(
+    servers: list[StandIn], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_in(folder, adapter=LoRA(rank=4))
+    engine = VLLMServerEngine([servers[0].url])
+    engine.check(policy, Sampling(24))
+    engine.sync(policy)
+    engine.close()
+    monkeypatch.setattr("grpo_lightning.plugins.vllm.named_weights.plus_adapter", lambda weight, layer: weight)
+    with pytest.raises(UsageError, match="the weights do not arrive"):
+        engine.sync(policy)
+    engine.close()
