@@ -20,10 +20,8 @@ class CodeReward(Reward):
     The column `tests` of the data holds a list of asserts, as text, and of dicts with `stdin` and `stdout`; or the text
     of a pytest file, which imports from `solution`.
 
-    A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. What a
-    test expects is never there: asserts run outside. They call the program's functions, each call afresh, and get
-    numbers, text, bytes, lists, tuples, dicts and sets; an object of the program fails the test. A machine that cannot
-    enclose a program is refused.
+    A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. Asserts
+    run outside: they call its functions, and get plain values. A machine that cannot enclose a program is refused.
 
     Args:
         partial_credit: The value is the fraction of tests passed.

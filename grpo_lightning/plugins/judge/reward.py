@@ -33,11 +33,9 @@ class JudgeReward(Reward):
     """The score that a language model behind an OpenAI-compatible address gives, as a number from 0 to 1.
 
     The rubric is a text file with `{question}`, `{completion}`, `{answer}` (the gold answer) and the data's other
-    columns as placeholders. Each value reaches the judge as a JSON string inside a tag that nobody can guess, so that a
-    completion can neither end its quotes nor speak as somebody else.
+    columns as placeholders. Each value reaches the judge as a JSON string that it can neither end nor leave.
 
-    A judge that fails costs the sample, which is left out of its group and counted; it is never a score of 0. HTTP 429,
-    a 500 and no reply are repeated five times. Replies are kept on disk: a step that is repeated asks nothing again.
+    A judge that fails, also when asked again, costs the sample; it is never a score of 0.
 
     Args:
         url: The address before `/chat/completions`, such as `http://localhost:8000/v1`. The environment variable

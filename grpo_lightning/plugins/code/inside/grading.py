@@ -48,7 +48,9 @@ class Program:
         command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
         variables = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": f"{MAX_DIGITS}"}
         with other:
-            self.process = subprocess.Popen(command, stdin=other, stdout=other, cwd=folder, env=variables)
+            self.process = subprocess.Popen(
+                command, stdin=other.fileno(), stdout=other.fileno(), cwd=folder, env=variables
+            )
 
     def close(self) -> None:
         """Ends it."""
