@@ -54,7 +54,7 @@ NOT_RUN = {
     r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|export|evaluate|judge))?": "a name",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
-    r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge.py",
+    r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge_reward.py",
     r".*code_(functions|judge).yaml.*": "needs a policy of its own; small in tests/plugins/judge/test_judged_run.py",
     r".*(Wandb|Trackio)Logger.*": "needs the package",
     r".*HubPrompts.*|.*benchmarks.*": "needs the network; small in tests/plugins/benchmarks",
