@@ -83,6 +83,7 @@ from grpo_lightning.plugins.ahead.stream import Stream as Stream
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark as Benchmark
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
+from grpo_lightning.plugins.code.reward import CodeReward as CodeReward
 from grpo_lightning.plugins.conversations.base import Environment as Environment
 from grpo_lightning.plugins.conversations.base import Turn as Turn
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations
@@ -123,6 +124,7 @@ from grpo_lightning.plugins.inspect.record import CompletionRecord as Completion
 from grpo_lightning.plugins.inspect.record import GroupRecord as GroupRecord
 from grpo_lightning.plugins.inspect.record import StepRecord as StepRecord
 from grpo_lightning.plugins.inspect.record import TokenRecord as TokenRecord
+from grpo_lightning.plugins.judge.reward import JudgeReward as JudgeReward
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy as BinaryCrossEntropy
 from grpo_lightning.plugins.learned.loss import BradleyTerry as BradleyTerry
 from grpo_lightning.plugins.learned.loss import LabelledBatchSize as LabelledBatchSize
@@ -170,6 +172,7 @@ from grpo_lightning.policy.snapshots import MovingAverage as MovingAverage
 from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot
 from grpo_lightning.policy.snapshots import Proximal as Proximal
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
+from grpo_lightning.rewards.base import GroupReward as GroupReward
 from grpo_lightning.rewards.base import Reward as Reward
 from grpo_lightning.rewards.base import RewardFailure as RewardFailure
 from grpo_lightning.rewards.base import Run as Run

@@ -75,6 +75,7 @@ PLUGINS = {
     "vllm": {"fast"},
     "display": {"inspect"},
     "inspect": {"mistakes"},
+    "judge": {"vllm"},
 }
 """The other plugins that a plugin may import."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpo_lightning
 
 ROOT = Path(__file__).resolve().parents[1]
-MIRRORED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"]
+MIRRORED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"]
 MIRRORED += [
     "docs/*.*",
     "docs/reading_a_run/*.svg",

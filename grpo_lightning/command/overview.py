@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
     "init": Command("Writes a project to begin with.", f"{START}.init"),
     "env": Command("Prints the versions of everything, for a bug report.", f"{START}.env"),
+    "judge": Command("Measures how well a judge agrees with the verifier.", "grpo_lightning.plugins.judge.command"),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }
 

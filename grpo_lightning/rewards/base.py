@@ -119,9 +119,9 @@ class Reward(ABC):
         try:
             return self._checked(samples)
         except Exception as error:
-            if len(samples) == 1:
+            if len(samples) == 1 or isinstance(self, GroupReward):
                 self.tally.explain(samples[0], Status.ERROR, f"{type(error).__name__}: {error}")
-                return RewardResult([math.nan], [Status.ERROR])
+                return RewardResult([math.nan] * len(samples), [Status.ERROR] * len(samples))
         for part, tally in parts_before:  # they will count these samples again
             part.tally = tally
         return RewardResult.concat([self._contained([sample]) for sample in samples])
@@ -144,6 +144,27 @@ class Reward(ABC):
             if math.isinf(value) or (math.isnan(value) and status == Status.OK):
                 result.value[row], result.status[row] = math.nan, Status.NOT_FINITE
         return result
+
+
+class GroupReward(Reward):
+    """A reward whose `score` gets the completions of one prompt together, to compare them. A failure costs them all.
+
+    The greedy answer of a validation comes alone.
+    """
+
+    def _contained(self, samples: Sequence[Sample]) -> RewardResult:
+        groups = rows_by_prompt(samples)
+        parts = [Reward._contained(self, [samples[row] for row in rows]) for rows in groups]
+        order = [row for rows in groups for row in rows]
+        return RewardResult.concat(parts).rows(sorted(range(len(order)), key=order.__getitem__))
+
+
+def rows_by_prompt(samples: Sequence[Sample]) -> list[list[int]]:
+    """The indices of the samples of each prompt."""
+    groups: dict[int, list[int]] = {}
+    for row, sample in enumerate(samples):
+        groups.setdefault(sample.prompt.id, []).append(row)
+    return [*groups.values()]
 
 
 VERDICTS = ("MathVerifier", "ReasoningGymReward")

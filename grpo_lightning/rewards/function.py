@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lightning import ranks
-from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning.rewards.base import Reward, Run, rows_by_prompt
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, Outcome, WorkerPool
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
@@ -22,7 +22,7 @@ class FunctionReward(Reward):
 
     - `def f(sample)` gets one completion and returns a finite number;
     - `def f(samples)` gets a list of the completions of one prompt, and returns a list of as many numbers. It can
-      compare them. The greedy answer of a validation comes alone.
+      compare them. The greedy answer of a validation comes alone. `group: true` says so whatever the argument's name.
 
     Each completion has
 
@@ -44,6 +44,7 @@ class FunctionReward(Reward):
         num_workers: Number of worker processes.
         concurrency: Samples under way at once in one worker. More than 1 requires an `async def`, for example one that
             waits for a server. Each call has its own `timeout`.
+        group: Hands the function a prompt's completions together.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics; by default the function's name.
     """
@@ -57,6 +58,7 @@ class FunctionReward(Reward):
         memory_limit_mb: int = 4096,
         num_workers: int = 2,
         concurrency: int = 1,
+        group: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
@@ -70,7 +72,7 @@ class FunctionReward(Reward):
         super().__init__(weight, name or own_name)
         if concurrency < 1 or not timeout > 0:
             raise UsageError(f"concurrency={concurrency}, timeout={timeout} of {self.name}: give 1 or more, above 0")
-        self.function, self.concurrency = function, concurrency
+        self.function, self.concurrency, self.group = function, concurrency, group
         self._call = function if concurrency == 1 else f"async {timeout} {function}"
         # Calls that are awaited together have their own deadlines; this one is for a call that blocks.
         self._pool = WorkerPool(num_workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
@@ -120,7 +122,7 @@ class FunctionReward(Reward):
                 "number, or `def f(samples)`, which gets those of one prompt and returns a list of numbers; read "
                 "sample.text, sample.answer, sample.metadata"
             )
-        self._compares = needed == ["samples"]
+        self._compares = self.group or needed == ["samples"]
         if self._compares:  # it waits for the whole group
             self.scores_early = False
 
@@ -131,12 +133,10 @@ class FunctionReward(Reward):
         tasks = [_as_task(sample) for sample in samples]
         if not self._compares:
             return [_checked(outcome) for outcome in self._called(tasks)]
-        groups: dict[int, list[int]] = {}
-        for row, sample in enumerate(samples):
-            groups.setdefault(sample.prompt.id, []).append(row)
-        called = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups.values()])
+        groups = rows_by_prompt(samples)
+        called = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups])
         found: dict[int, Outcome] = {}
-        for rows, outcome in zip(groups.values(), called, strict=True):
+        for rows, outcome in zip(groups, called, strict=True):
             found |= zip(rows, _spread(outcome, len(rows)), strict=True)
         return [found[row] for row in range(len(samples))]
 

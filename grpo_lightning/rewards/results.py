@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ class RewardResult:
     """[B] the answer found in each completion. Majority votes count equal strings as equal answers."""
     segments: list[list[Segment]] | None = None
     """[B] the scores of each completion's segments, for `ProcessSupervision`; `value` is that of the whole."""
+    note: list[str] | None = None
+    """[B] why each completion has its value, for people: what a judge wrote, which tests failed."""
 
     def __post_init__(self) -> None:
         self.status = self.status or [Status.OK] * len(self.value)
@@ -39,14 +42,13 @@ class RewardResult:
     @classmethod
     def concat(cls, parts: Sequence["RewardResult"]) -> "RewardResult":
         """The scores of several batches of samples, in order."""
-        answers = [part.answer or [None] * len(part.value) for part in parts]
-        segments = [part.segments or [[] for _ in part.value] for part in parts]
-        return cls(
-            value=list(chain.from_iterable(part.value for part in parts)),
-            status=list(chain.from_iterable(part.status for part in parts)),
-            answer=list(chain.from_iterable(answers)) if any(part.answer for part in parts) else None,
-            segments=list(chain.from_iterable(segments)) if any(part.segments for part in parts) else None,
-        )
+
+        def joined(name: str, missing: Any = None) -> Any:
+            columns = [getattr(part, name) or [missing] * len(part.value) for part in parts]
+            return [*chain.from_iterable(columns)] if any(getattr(part, name) for part in parts) else None
+
+        value, status = joined("value") or [], joined("status") or []
+        return cls(value, status, joined("answer"), joined("segments", []), joined("note", ""))
 
     def segments_of(self, rows: Sequence[int]) -> SegmentRewards | None:
         """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`."""
@@ -61,12 +63,8 @@ class RewardResult:
 
     def rows(self, rows: Sequence[int]) -> "RewardResult":
         """The scores of some samples, in that order."""
-        return RewardResult(
-            value=[self.value[row] for row in rows],
-            status=[self.status[row] for row in rows],
-            answer=self.answer and [self.answer[row] for row in rows],
-            segments=self.segments and [self.segments[row] for row in rows],
-        )
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        return RewardResult(**{name: column and [column[row] for row in rows] for name, column in columns.items()})
 
 
 @dataclass(slots=True)
@@ -122,6 +120,10 @@ class Scores:
     def describe(self, row: int) -> dict[str, tuple[float, str]]:
         """Value and status of one sample by the name of each reward."""
         return {name: (result.value[row], result.status[row]) for name, result in self.results.items()}
+
+    def notes(self, row: int) -> dict[str, str]:
+        """Why one sample has its values, by the names of the rewards that say so."""
+        return {name: result.note[row] for name, result in self.results.items() if result.note and result.note[row]}
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import select
 import signal
 import threading
 import weakref
@@ -12,10 +11,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from grpo_lightning.sandbox.worker import IDLE, LOADING, Outcome, Worker
+from grpo_lightning.sandbox.worker import IDLE, LOADING, Outcome, Worker, settled
 from grpo_lightning.types import Status, require
-
-LOOK_SECONDS = 0.1  # after which a `map` looks whether another thread has closed the pool
 
 
 class Closed(BaseException):
@@ -119,13 +116,8 @@ class _Run:
                 raise Closed
             self._give_out_work()
             busy = [worker for worker in self.pool._running if worker.job != IDLE]
-            patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
-            poll = select.poll()  # unlike select.select, for descriptors above 1023 too
-            for worker in busy:
-                poll.register(worker.fileno(), select.POLLIN)
-            readable = {descriptor for descriptor, _ in poll.poll(math.ceil(1000 * min(patience, LOOK_SECONDS)))}
-            for worker in busy:
-                self._look_at(worker, worker.fileno() in readable)
+            for worker, outcome in settled(busy).items():
+                self._settle(worker, outcome)
         return outcomes
 
     def _known(self) -> list[Outcome]:
@@ -143,32 +135,31 @@ class _Run:
             if worker.job == IDLE and worker.function != self.function:
                 worker.load(self.function)
             elif worker.job == IDLE and self.waiting:
-                index = self.waiting.popleft()
-                worker.send(index, {"task": self.tasks[index]}, self.pool.timeout)
+                worker.job = self.waiting.popleft()
+                worker.send({"task": self.tasks[worker.job]}, self.pool.timeout)
 
     def _start(self) -> None:
         self.pool._running.append(Worker(self.pool.timeout, self.pool.memory_limit_mb, self.pool.cpu_seconds))
         self.pool._running[-1].load(self.function)
 
-    def _look_at(self, worker: Worker, readable: bool) -> None:
-        try:
-            reply = worker.receive() if readable else None
-        except EOFError:
-            late = monotonic() >= worker.deadline or worker.process.wait() == 128 + signal.SIGPROF
-            return self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
-        if reply is None:
-            if monotonic() >= worker.deadline:
-                self._lose(worker, Status.TIMEOUT)
+    def _settle(self, worker: Worker, outcome: Outcome) -> None:
+        if outcome.status == Status.CRASH:
+            late = monotonic() >= worker.deadline
+            worker.kill()  # it may have answered nonsense
+            late |= worker.process.returncode == 128 + signal.SIGPROF
+            self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
+        elif outcome.status == Status.TIMEOUT:
+            self._lose(worker, Status.TIMEOUT)
         elif worker.job == LOADING:
-            worker.job, worker.loaded = IDLE, reply
-            if reply.status != Status.OK:
+            worker.job, worker.loaded = IDLE, outcome
+            if outcome.status != Status.OK:
                 failed, worker.function = worker.function, ""
                 if failed == self.function:  # else it is from the previous map, which ended without this worker
-                    raise LoadError(f"cannot load {failed}: {reply.error}")
-        elif reply.status == Status.MEMORY:  # the task may have left much behind: start a new worker
+                    raise LoadError(f"cannot load {failed}: {outcome.error}")
+        elif outcome.status == Status.MEMORY:  # the task may have left much behind: start a new worker
             self._lose(worker, Status.MEMORY)
         else:
-            self.done[worker.job] = reply
+            self.done[worker.job] = outcome
             worker.job = IDLE
 
     def _lose(self, worker: Worker, status: str) -> None:

@@ -275,7 +275,7 @@ def grades_alike(one: Reward, other: Reward) -> bool:
 
 def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
     """A completion with its question, its reward, and the value and status of each part: row `row` of `scores`."""
-    parts, talk = scores.describe(row), sample.conversation
+    parts, notes, talk = scores.describe(row), scores.notes(row), sample.conversation
     return {
         "source": sample.prompt.question.source,
         "question": sample.prompt.question.text,
@@ -286,6 +286,7 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         "reward": none_if_nan(scores.total[row]),
         "scores": {name: none_if_nan(value) for name, (value, _) in parts.items()},
         "statuses": {name: status for name, (_, status) in parts.items()},
+        **({"notes": notes} if notes else {}),
         **({} if talk is None else {"messages": talk.messages, "environment": talk.error or talk.status}),
     }
 

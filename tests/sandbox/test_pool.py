@@ -301,7 +301,7 @@ def test_descriptors_above_1023(functions):
             opened.append(os.dup(null))
         outcomes = pool.map(functions("double"), [[n] for n in range(4)])
         assert [outcome.value for outcome in outcomes] == [2 * n for n in range(4)]
-        assert all(worker.fileno() > 1023 for worker in pool._running)
+        assert all(worker.socket.fileno() > 1023 for worker in pool._running)
         assert [o.status for o in pool.map(functions("hang"), [[0], [1]])] == ["ok", "timeout"]
         assert [o.status for o in pool.map(functions("die"), [[1]])] == ["crash"]
     finally:

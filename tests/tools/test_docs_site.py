@@ -31,7 +31,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_navigation_has_every_page() -> None:
     pages = [str(path.relative_to(ROOT)) for path in PAGES if "experiments" not in path.parts]
-    assert sorted(leaves(NAV)) == sorted([*pages, "CHANGELOG.md"])
+    assert sorted(leaves(NAV)) == sorted([*pages, "CHANGELOG.md", "SECURITY.md"])
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -2,8 +2,6 @@
 
 import base64
 import contextlib
-import json
-import math
 import os
 import pickle
 import socket
@@ -11,15 +9,13 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from multiprocessing.connection import wait
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from grpo_lightning.sandbox.pool import LoadError
-from grpo_lightning.sandbox.worker import LOAD_SECONDS, Outcome, environment
+from grpo_lightning.sandbox.worker import LOAD_SECONDS, Channel, Outcome, Process, settled
 from grpo_lightning.types import Status, at_least
 
 STARTED_AT_ONCE = 16  # instances started by one request: each closes the sockets of those after it
@@ -95,7 +91,8 @@ class Instances:
         for first in range(0, len(seeds), STARTED_AT_ONCE):
             keys = [*seeds][first : first + STARTED_AT_ONCE]
             with contextlib.suppress(OSError, EOFError):  # their calls will find out
-                self._running |= dict(zip(keys, origin.start([seeds[key] for key in keys]), strict=True))
+                started = origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes)
+                self._running |= zip(keys, started, strict=True)
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
@@ -104,24 +101,30 @@ class Instances:
         of one that has ended gives `crash`.
         """
         done: dict[int, Outcome] = {}
-        waiting, busy = deque(calls), set[int]()
+        waiting, busy = deque(calls), dict[Channel, int]()
         while waiting or busy:
             while waiting and len(busy) < self.limits.num_workers:
                 call = waiting.popleft()
-                if call.key in self._running and self._running[call.key].send(call, self.limits.seconds):
-                    busy.add(call.key)
+                request = {"call": call.method, "arguments": call.arguments}
+                seconds = self.limits.seconds if call.seconds is None else call.seconds
+                instance = self._running.get(call.key)
+                if instance and instance.send(request, seconds):
+                    busy[instance] = call.key
                 else:
-                    done[call.key] = self._lose(call.key, Status.CRASH)
-            for key in self._settled(busy):
-                busy.remove(key)
-                done[key] = self._outcome(key)
+                    self.end([call.key])
+                    done[call.key] = Outcome(Status.CRASH)
+            for channel, outcome in settled([*busy]).items():
+                key = busy.pop(channel)
+                done[key] = outcome
+                if outcome.status not in (Status.OK, Status.ERROR):
+                    self.end([key])
         return [done[call.key] for call in calls]
 
     def end(self, keys: Sequence[int]) -> None:
         """Ends instances. One that has ended already is left out."""
         ending = [self._running.pop(key) for key in keys if key in self._running]
         for instance in ending:
-            instance.channel.close()
+            instance.socket.close()
         if ending and self._origin:
             try:
                 self._origin.ask({"end": [instance.pid for instance in ending]})
@@ -133,121 +136,52 @@ class Instances:
         _finish(self._running, self._origin)
         self._origin = None
 
-    def _settled(self, keys: Collection[int]) -> list[int]:
-        """The instances whose calls are answered or late, after waiting for one."""
-        instances = {key: self._running[key] for key in keys}
-        patience = min((instance.deadline for instance in instances.values()), default=0.0) - monotonic()
-        ready = wait([instance.channel for instance in instances.values()], max(0.0, patience))
-        for instance in instances.values():
-            if instance.channel in ready:
-                instance.receive(self.limits.max_answer_bytes)
-        now = monotonic()
-        return [key for key, instance in instances.items() if instance.has_answered or now >= instance.deadline]
 
-    def _outcome(self, key: int) -> Outcome:
-        """The outcome of a call that is answered or late."""
-        instance = self._running[key]
-        if not instance.has_answered:
-            return self._lose(key, Status.TIMEOUT)
-        if len(instance.unread) > self.limits.max_answer_bytes:
-            return self._lose(key, Status.TOO_LONG, f"the answer has more than {self.limits.max_answer_bytes} bytes")
-        try:
-            outcome = Outcome.of_reply(instance.unread, instance.number)
-        except ValueError:  # the process has ended, or something else wrote there
-            return self._lose(key, Status.CRASH)
-        if outcome.status == Status.MEMORY:
-            self.end([key])
-        return outcome
-
-    def _lose(self, key: int, status: str, error: str = "") -> Outcome:
-        self.end([key])
-        return Outcome(status, None, error)
-
-
-@dataclass(slots=True)
-class _Instance:
+class _Instance(Channel):
     """One process and the socket that it answers on."""
 
-    pid: int
-    channel: socket.socket
-    number: int = 0  # of its last call, which the answer repeats
-    deadline: float = math.inf
-    unread: bytes = b""
-    has_answered: bool = False
-
-    def send(self, call: Call, timeout: float) -> bool:
-        """Gives the instance a call. Returns False if it has ended."""
-        seconds = timeout if call.seconds is None else call.seconds
-        self.deadline, self.has_answered, self.unread = monotonic() + seconds, False, b""
-        self.number += 1
-        request = {"call": call.method, "arguments": call.arguments, "number": self.number}
-        try:
-            self.channel.settimeout(seconds)
-            self.channel.sendall(json.dumps(request, default=str).encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-    def receive(self, max_bytes: int) -> None:
-        """Reads what there is of an answer; the end of the process and too many bytes count as one."""
-        try:
-            chunk = self.channel.recv(1 << 16)
-        except OSError:
-            chunk = b""
-        self.unread += chunk
-        self.has_answered = not chunk or chunk.endswith(b"\n") or len(self.unread) > max_bytes
+    def __init__(self, pid: int, own: socket.socket, max_bytes: int) -> None:
+        super().__init__(own, max_bytes)
+        self.pid = pid
 
 
 def _finish(running: "dict[int, _Instance]", origin: "_Origin | None") -> None:
     """Ends instances, and their first process unless this process is a fork of its parent."""
     for instance in running.values():
-        instance.channel.close()
+        instance.socket.close()
     running.clear()
     if origin is not None and origin.pid == os.getpid():
         origin.close()
 
 
-class _Origin:
+class _Origin(Process):
     """The process that copies itself."""
 
     def __init__(self, prototype: Any, memory_limit_mb: int) -> None:
         self.pid = os.getpid()
-        self.control, other = socket.socketpair()
-        with other:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(other.fileno()), str(memory_limit_mb)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                env=environment(),
-                start_new_session=True,
-            )
-        self.control.settimeout(LOAD_SECONDS)
-        self.replies = self.control.makefile("rb")
+        super().__init__(SCRIPT, memory_limit_mb)
         try:
             self.ask({"load": base64.b64encode(pickle.dumps(prototype)).decode(), "path": sys.path})
         except Exception as error:
             self.close()
             raise error if isinstance(error, LoadError) else LoadError(f"{type(error).__name__}: {error}") from error
 
-    def ask(self, request: dict[str, Any], *sockets: socket.socket) -> Any:
+    def ask(self, request: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> Any:
         """The answer to a request, which may bring sockets along."""
-        data = json.dumps(request).encode() + b"\n"
-        if sockets:
-            data = data[socket.send_fds(self.control, [data], [one.fileno() for one in sockets]) :]
-        self.control.sendall(data)
-        line = self.replies.readline()
-        if not line.endswith(b"\n"):
+        self.send(request, LOAD_SECONDS, sockets)
+        while not (outcome := self.receive()):
+            pass
+        if outcome.status == Status.CRASH:
             raise EOFError("the process ended")
-        reply = json.loads(line)
-        if reply["status"] != Status.OK:
-            raise LoadError(reply["error"])
-        return reply["value"]
+        if outcome.status != Status.OK:
+            raise LoadError(outcome.error)
+        return outcome.value
 
-    def start(self, seeds: Sequence[int]) -> list[_Instance]:
+    def start(self, seeds: Sequence[int], max_bytes: int) -> list[_Instance]:
         """New instances."""
         pairs = [socket.socketpair() for _ in seeds]
         try:
-            pids = self.ask({"start": [*seeds]}, *(other for _, other in pairs))
+            pids = self.ask({"start": [*seeds]}, [other for _, other in pairs])
         except BaseException:
             for own, _ in pairs:
                 own.close()
@@ -255,12 +189,11 @@ class _Origin:
         finally:
             for _, other in pairs:
                 other.close()
-        return [_Instance(pid, own) for pid, (own, _) in zip(pids, pairs, strict=True)]
+        return [_Instance(pid, own, max_bytes) for pid, (own, _) in zip(pids, pairs, strict=True)]
 
     def close(self) -> None:
         """Ends the process, and every instance with it."""
-        self.replies.close()
-        self.control.close()
+        self.socket.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

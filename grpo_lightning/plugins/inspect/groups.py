@@ -139,6 +139,7 @@ def completion_record(
         greedy=greedy,
         judge=scores.correct or "",
         conversation=conversation_record(talk, piece, tokens.drawn.tolist()) if talk else None,
+        notes=scores.notes(index),
     )
 
 

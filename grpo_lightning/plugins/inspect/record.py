@@ -128,6 +128,7 @@ class CompletionRecord:
     greedy: bool = False
     judge: str = ""
     conversation: ConversationRecord | None = None
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

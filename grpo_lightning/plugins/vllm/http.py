@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -20,9 +20,9 @@ KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 class ServerError(RuntimeError):
     """A server does not answer, or refuses: `status` is HTTP's number for it, if there was an answer."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, retry_after: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after = status, retry_after
 
 
 class Server:
@@ -31,16 +31,18 @@ class Server:
     `timeout` is the longest silence in seconds. A process that ends is noticed at once, a machine after 40 seconds.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(
+        self, url: str, timeout: float, key: str = "model.engine.urls", headers: Mapping[str, str] | None = None
+    ) -> None:
         self.url = url.rstrip("/")
-        self.timeout = timeout
+        self.timeout, self.headers = timeout, {"Content-Type": "application/json"} | dict(headers or {})
         try:
             parts = urlsplit(self.url)
             self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
         except ValueError:
             parts = None
         if parts is None or parts.scheme not in ("http", "https") or not self._host or parts.query:
-            raise UsageError(f"model.engine.urls: {url!r} is no address; give one such as http://node1:8000")
+            raise UsageError(f"{key}: {url!r} is no address; give one such as http://node1:8000")
         self._secure = parts.scheme == "https"
         self._open: set[socket.socket] = set()
         self._hung_up = 0  # threads that want nothing of it now
@@ -102,10 +104,11 @@ class Server:
                 if hasattr(socket, name):  # not on every system
                     opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._path + path, data, {"Content-Type": "application/json"})
+            connection.request(method, self._path + path, data, self.headers)
             with connection.getresponse() as answer:
                 if answer.status != 200:
-                    raise ServerError(f"{self.url}{path}: {answer.status} {_reason(answer.read())}", answer.status)
+                    told = f"{self.url}{path}: {answer.status} {_reason(answer.read())}"
+                    raise ServerError(told, answer.status, answer.headers.get("Retry-After", ""))
                 yield answer
         except TimeoutError as error:
             raise ServerError(f"{self.url}{path}: no answer within {self.timeout:g} s") from error

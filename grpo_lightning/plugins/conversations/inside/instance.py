@@ -1,6 +1,6 @@
 """A process that copies itself: each copy holds an object of its own, and answers calls of its methods.
 
-`python instance.py DESCRIPTOR MEMORY_MB` answers JSON lines on the socket DESCRIPTOR, each by a line
+`python instance.py MEMORY_MB` answers JSON lines on the socket that is its stdin, each by a line
 `{"status", "value" or "error", "number"}`:
 
 - `{"load": PICKLE, "path": SYS_PATH}` makes the object, from a pickle in base64.
@@ -8,7 +8,7 @@
 - `{"end": [PID, ...]}` kills copies, and every process that they have started.
 
 A copy answers `{"call": METHOD, "arguments": [...], "number": NUMBER}`. Its random numbers begin at SEED; its temporary
-files are in a folder of its own, which is removed with it. When the socket DESCRIPTOR ends, everything ends.
+files are in a folder of its own, which is removed with it. When that socket ends, everything ends.
 """
 
 import base64
@@ -57,7 +57,9 @@ class Origin:
                     break
                 line += data
                 if line.endswith(b"\n"):
-                    self.control.sendall(worker.answer(functools.partial(self.handle, json.loads(line), channels)))
+                    request = json.loads(line)
+                    handle = functools.partial(self.handle, request, channels)
+                    self.control.sendall(worker.answer(handle, request["number"]))
                     line, channels = b"", []
         except ConnectionError:
             pass
@@ -125,8 +127,10 @@ def serve(object: Any, channel: socket.socket) -> None:
 def main() -> None:
     """Serves until the socket ends."""
     worker.ask_kernel(worker.PR_SET_CHILD_SUBREAPER, 1)
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what an object prints is no answer
-    Origin(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()
+    Origin(control, int(sys.argv[1])).run()
 
 
 if __name__ == "__main__":

@@ -58,6 +58,11 @@ function drawScores(completion) {
   });
 }
 
+// What a judge said, which tests failed.
+function drawNotes(completion) {
+  return Object.entries(completion.notes || {}).map(([name, text]) => h("details", { class: "note" }, h("summary", {}, name), h("pre", {}, text)));
+}
+
 function drawCompletion(completion, label) {
   const [kind, sign, word] = verdictOf(completion);
   const { tokens } = completion;
@@ -70,7 +75,7 @@ function drawCompletion(completion, label) {
       h("span", { class: `verdict ${kind}`, title: completion.judge ? `by ${completion.judge}` : null }, `${sign} ${word}`),
       h("span", { class: "reward", title: "weighted sum of the rewards" }, completion.reward === null ? "failed" : number(completion.reward))),
     text, fold,
-    h("footer", {}, drawScores(completion), drawOutcome(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))));
+    h("footer", {}, drawScores(completion), drawOutcome(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))), drawNotes(completion));
 }
 
 // The head of a group: question, gold answer, mean reward, and the prompt as the model saw it. A note stands instead of

@@ -1,0 +1,1 @@
+"""A reward for programs: tests decide, in a process that reaches nothing."""

@@ -1,0 +1,137 @@
+"""A reward for programs, decided by tests."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_lightning import ranks
+from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least, require
+
+log = logging.getLogger(__name__)
+
+
+class CodeReward(Reward):
+    """1 if the program in the last fence of a completion passes all tests of its question, else 0.
+
+    The column `tests` of the data holds a list of asserts, as text, and of dicts with `stdin` and `stdout`; or the text
+    of a pytest file, which imports from `solution`.
+
+    A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. Asserts
+    run outside: they call its functions, and get plain values. A machine that cannot enclose a program is refused.
+
+    Args:
+        partial_credit: The value is the fraction of tests passed.
+        timeout: CPU seconds per test. A test that only waits is ended after four times as long.
+        memory_limit_mb: Memory per process of a program in MiB. Its files, in memory too, may have an eighth of it.
+        command: The command that runs a program, the file `main`: `[node, main]`. Tests need `stdin` then.
+        build: The command that compiles it, once per completion: `[gcc, -x, c, main]`.
+        unsafe: Runs programs without namespaces where these are missing, as you. They can then do all that you can.
+        num_workers: Number of programs under way at once.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Its name in the metrics.
+    """
+
+    scores_early = True
+
+    def __init__(
+        self,
+        partial_credit: bool = False,
+        timeout: float = 5.0,
+        memory_limit_mb: int = 512,
+        command: list[str] | None = None,
+        build: list[str] | None = None,
+        unsafe: bool = False,
+        num_workers: int = 2,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        at_least("timeout", timeout, 1, type(self).__name__)
+        at_least("memory_limit_mb", memory_limit_mb, 64, type(self).__name__)
+        self.partial_credit, self.unsafe = partial_credit, unsafe
+        self.limits: dict[str, Any] = {
+            "seconds": timeout,
+            "memory_mb": memory_limit_mb,
+            "file_bytes": memory_limit_mb << 14,
+            "run": command,
+            "build": build,
+            "unsafe": False,
+        }
+        self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
+
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Refuses questions without tests."""
+        for question in questions:
+            self._tests(question)
+
+    def setup(self, run: Run) -> None:
+        """Refuses a machine that cannot enclose programs, unless that is allowed."""
+        empty = ["```\n```", [], self.limits | {"build": None}, True]
+        (outcome,) = self._pool.map(inside("grading.grade", __file__), [empty])
+        if outcome.status == Status.OK:
+            return
+        why = f"{self.name}: {outcome.error or outcome.status}"
+        if not self.unsafe:
+            raise UsageError(
+                f"{why}. It takes user namespaces of Linux 5.14 or newer on x86-64, which a container may forbid. "
+                "`unsafe: true` runs what the policy writes with all your rights"
+            )
+        self.limits["unsafe"] = True
+        if ranks.rank() == 0:
+            log.warning("%s; unsafe=true: programs run with all your rights", why)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Status `ok`, or that of the first test that failed: `wrong`, `error`, `timeout`, `too_long` or `crash`.
+
+        Without a fenced program it is `no_answer`. A sandbox that fails gives NaN.
+        """
+        whole = not self.partial_credit
+        tasks = [[sample.turn, self._tests(sample.prompt.question), self.limits, whole] for sample in samples]
+        outcomes = self._pool.map(inside("grading.grade", __file__), tasks)
+        notes: list[str] = []
+        result = RewardResult([], [], note=notes)
+        for sample, outcome in zip(samples, outcomes, strict=True):
+            value, status, note = self._verdict(outcome)
+            result.value.append(value)
+            result.status.append(status)
+            notes.append(note)
+            if math.isnan(value):
+                self.tally.explain(sample, status, note)
+        return result
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._pool.close()
+
+    def _verdict(self, outcome: Outcome) -> tuple[float, str, str]:
+        """Value, status and note of a program: 0 if it took too much, NaN where the sandbox failed."""
+        if outcome.status != Status.OK:
+            took = outcome.status in (Status.TIMEOUT, Status.MEMORY)
+            return 0.0 if took else math.nan, outcome.status, outcome.error
+        if not outcome.value:
+            return 0.0, Status.NO_ANSWER, ""
+        statuses = [status for status, _ in outcome.value]
+        passed = statuses.count(Status.OK)
+        failed = next((status for status in statuses if status not in (Status.OK, "not_run")), Status.OK)
+        value = passed / len(statuses) if self.partial_credit else float(passed == len(statuses))
+        lines = [f"test {index}: {status} {why}".strip() for index, (status, why) in enumerate(outcome.value, 1)]
+        return value, failed, "\n".join(lines)
+
+    def _tests(self, question: Question) -> Any:
+        """The tests of a question."""
+        tests, calls = question.metadata.get("tests"), self.limits["run"] is None
+        is_file = calls and isinstance(tests, str) and "def test" in tests
+        fits = isinstance(tests, list) and all(
+            (isinstance(test, dict) and {"stdin", "stdout"} <= test.keys()) or (calls and isinstance(test, str))
+            for test in tests
+        )
+        require(
+            bool(tests and (fits or is_file)),
+            f"{question.source or 'a question'}: tests={str(tests)[:80]}: {self.name} needs a list of asserts "
+            "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}",
+        )
+        return tests

@@ -1,0 +1,1 @@
+"""Rewards that another model gives, by a rubric."""

@@ -1,0 +1,125 @@
+"""The server of a judge, of OpenAI's kind, with limits, repetitions, and a cache on disk."""
+
+import json
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from grpo_lightning.plugins.judge.limits import Limits
+from grpo_lightning.plugins.vllm.http import Server, ServerError
+from grpo_lightning.sandbox.pool import Closed, Outcome
+from grpo_lightning.types import Status
+
+PASSING = {0, 408, 409, 425, 429, 500, 502, 503, 504}
+"""HTTP's numbers for what may pass: the request is repeated. 0 is no answer."""
+LONGEST_PAUSE = 600.0  # seconds; a server that asks for more has failed
+
+
+class Service:
+    """A judge. Equal requests are made once, and never again while the file of the cache is there.
+
+    `rates` are requests and tokens per minute, None for no limit. Tokens are those that the server counts; before a
+    reply they are estimated. `timeout` is the longest silence in seconds, `cache` a file, empty for none.
+    """
+
+    pauses = (0.5, 1.0, 2.0, 4.0, 8.0)
+    """Seconds before the repetitions of a request."""
+
+    def __init__(self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str) -> None:
+        key = os.environ.get("JUDGE_API_KEY")
+        self.server = Server(url, timeout, "url", {"Authorization": f"Bearer {key}"} if key else {})
+        self.concurrency, self.rates, self.cache = concurrency, rates, cache
+        self.writing, self.closed, self.hung_up = threading.Lock(), threading.Event(), ExitStack()
+        self.share(1)
+
+    def share(self, num_ranks: int) -> None:
+        """Divides the limits among the processes of a run."""
+        self.limits = Limits(*((rate or math.inf) / num_ranks for rate in self.rates))
+
+    def ask(self, bodies: Sequence[dict[str, Any]]) -> list[Outcome]:
+        """The text of the reply to each body; `error` or `timeout` if there is none."""
+        self.closed.clear()
+        self.hung_up.close()
+        keys = [json.dumps(body, sort_keys=True) for body in bodies]
+        unique = dict.fromkeys(keys)
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            try:
+                found = dict(zip(unique, pool.map(self._outcome, unique), strict=True))
+            except BaseException:
+                self.close()
+                raise
+        return [found[key] for key in keys]
+
+    def close(self) -> None:
+        """Ends all requests."""
+        self.closed.set()
+        self.hung_up.enter_context(self.server.hung_up())
+
+    def _outcome(self, key: str) -> Outcome:
+        """The text of a reply, which is kept."""
+        try:
+            if kept := self._stored("SELECT text FROM replies WHERE key = ?", key):
+                return Outcome(Status.OK, kept[0][0])
+            text = self._repeated(json.loads(key))
+            self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
+            return Outcome(Status.OK, text)
+        except ServerError as error:
+            late = isinstance(error.__cause__, TimeoutError)
+            return Outcome(Status.TIMEOUT if late else Status.ERROR, None, str(error))
+        except (sqlite3.Error, OSError) as error:  # a disk that is full
+            return Outcome(Status.ERROR, None, f"{type(error).__name__}: {error}")
+
+    def _repeated(self, body: dict[str, Any]) -> str:
+        """The text of a reply, after as many repetitions as are allowed."""
+        for pause in self.pauses:
+            try:
+                return self._text(body)
+            except ServerError as error:
+                seconds = seconds_of(error.retry_after)
+                if error.status not in PASSING or seconds > LONGEST_PAUSE:
+                    raise
+                self.limits.quiet_until = max(self.limits.quiet_until, monotonic() + seconds)
+            self.closed.wait(pause)
+        return self._text(body)
+
+    def _text(self, body: dict[str, Any]) -> str:
+        """The text of one reply, once the limits allow to ask for it."""
+        request, tokens = object(), len(str(body)) / 3 + body.get("max_tokens", 0)
+        while self.closed.is_set() or not self.limits.begin(request, tokens):
+            if self.closed.wait(0.01):
+                raise Closed
+        try:
+            answer = self.server.post("/chat/completions", body)
+            tokens = float((answer.get("usage") or {}).get("total_tokens", tokens))
+            text = str(answer["choices"][0]["message"]["content"])
+            return text.encode(errors="replace").decode()  # no file takes half a character
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ServerError(f"not the reply of a chat: {type(error).__name__}: {error}") from error
+        finally:
+            self.limits.end(request, tokens)
+
+    def _stored(self, query: str, *values: str) -> list[tuple[str]]:
+        """The rows that the cache has for a query."""
+        if not self.cache:
+            return []
+        Path(self.cache).parent.mkdir(parents=True, exist_ok=True)
+        with self.writing, sqlite3.connect(self.cache, timeout=60) as database:
+            database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT)")
+            return database.execute(query, values).fetchall()
+
+
+def seconds_of(retry_after: str) -> float:
+    """The seconds that a header asks for, by a number or a date; 0 if it does not."""
+    with suppress(ValueError):
+        return float(retry_after)
+    with suppress(ValueError):
+        return parsedate_to_datetime(retry_after).timestamp() - time()
+    return 0.0
