@@ -21,11 +21,12 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from grpo_lightning import disk
 from grpo_lightning.command.overview import ALWAYS, COMMANDS, DEFAULTS, SECTIONS, SEEDED, ask, optional
 from grpo_lightning.command.parser import Parser
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.rewards.scorer import RewardFailure
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import internals
 from grpo_lightning.training.board import RunCSVLogger
 from grpo_lightning.training.callbacks.checkpoint import (
     CODES,

@@ -30,6 +30,17 @@ def at_least(key: str, value: float | None, least: float, owner: str = "") -> No
     require(value is None or value >= least, f"{key}={value}{of}: give {least} or more")
 
 
+class Stateful:
+    """Something that learns from one step for the next ones; here it keeps nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold, so that a resumed run continues exactly. It is the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+
+
 class FinishReason(StrEnum):
     """Why a completion ended."""
 

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 PACKAGE = ROOT / "grpo_lightning"
 
 FLOORS = [
-    "types ranks packaged",
+    "types ranks packaged disk",
     "maths",
     "sandbox",
     "tasks",

@@ -1,9 +1,12 @@
 """The face: every public name is in `grpo_lightning`, and reading it costs nothing."""
 
+import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import yaml
@@ -32,6 +35,23 @@ def test_every_public_name_is_there(name: str) -> None:
     first, *rest = str(inspect.getdoc(value)).split("\n")
     # The first line makes sense without the lines after it.
     assert first and (not inspect.isclass(value) or (first.endswith(".") and not "".join(rest[:1])))
+
+
+def test_every_public_method_or_the_one_it_overrides_has_a_docstring() -> None:
+    names = [module.name for module in pkgutil.walk_packages(grpo_lightning.__path__, "grpo_lightning.")]
+    modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+    classes = {own for module in modules for own in vars(module).values() if inspect.isclass(own)}
+    silent = [
+        f"{own.__qualname__}.{name}"
+        for own in classes
+        if own.__module__.startswith("grpo_lightning.") and not own.__name__.startswith("_")
+        for name, member in vars(own).items()
+        if not name.startswith("_") and name not in getattr(own, "__dataclass_fields__", {})
+        if isinstance(member, FunctionType | classmethod | staticmethod | property)
+        if not inspect.getdoc(getattr(own, name))
+    ]
+    assert len(classes) > 200
+    assert silent == []
 
 
 def test_an_unknown_name_is_named() -> None:

@@ -6,7 +6,7 @@ One function per trick, with the reason for it. All were checked on jsonargparse
 import argparse
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -29,14 +29,14 @@ def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[An
     return [action for action in parser._actions if hasattr(action, "_typehint") and ".help" not in action.dest]
 
 
-def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def hints_of(parser: argparse.ArgumentParser, subcommand: str = "") -> dict[str, Any]:
+    """The types of these options by key, as the classes that they belong to annotate them."""
+    return {action.dest: action._typehint for action in options_of(parser, subcommand)}
+
+
+def subparsers_of(parser: Any) -> Mapping[str, argparse.ArgumentParser]:
     """The parsers of a parser's subcommands."""
-    return {
-        name: other
-        for action in parser._actions
-        if isinstance(action.choices, dict)
-        for name, other in action.choices.items()
-    }
+    return parser._subcommands_action.choices if parser._subcommands_action else {}
 
 
 def take_negative_numbers(parser: argparse.ArgumentParser, pattern: re.Pattern[str]) -> None:

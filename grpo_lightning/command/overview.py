@@ -129,8 +129,7 @@ def answer(args: Sequence[str]) -> int | None:
     if module == "grpo_lightning.cli":
         return None
     try:
-        code: int | None = import_module(module).main(args[1:])
-        return code
+        return import_module(module).main(args[1:])
     except UsageError as error:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 2

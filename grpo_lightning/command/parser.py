@@ -15,10 +15,7 @@ from grpo_lightning.types import UsageError
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose mistakes are `UsageError`: in one line each, where the plugin that explains them is there.
-
-    jsonargparse makes one more for each class that is named in the options.
-    """
+    """A parser whose mistakes are `UsageError`: in one line each, where the plugin that explains them is there."""
 
     owner: type | None = None
     """The class whose arguments this parser reads; None for a command's options."""

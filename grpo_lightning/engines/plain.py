@@ -35,11 +35,9 @@ class PlainEngine(RolloutEngine):
         if max_rows < 1 or max_tokens < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, max_tokens={max_tokens}, check_every={check_every}: give 1 or more")
         self.max_rows, self.max_tokens, self.check_every = max_rows, max_tokens, check_every
-        self._max_read: int | None = max_tokens
-        """None for a model that must read its prompts whole. `check` tries it."""
+        self._max_read: int | None = max_tokens  # None for a model that must read its prompts whole, by `check`
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError for a policy that it would decode wrongly or not at all."""
         endless = StopStrings(policy, [])
         endless.ids = frozenset()
 
@@ -57,7 +55,6 @@ class PlainEngine(RolloutEngine):
         raise trial.refusal("PlainEngine", policy, fault, "another model")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         return self._draw(self.policy, requests, sampling, key, StopStrings(self.policy, sampling.stop))
 
@@ -65,7 +62,6 @@ class PlainEngine(RolloutEngine):
     def _draw(
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
     ) -> Drawn:
-        """As `generate`, with what ends a completion."""
         # Prompts of similar length need little padding, and equal ones stand side by side.
         order = sorted(range(len(requests)), key=lambda row: (len(requests[row].token_ids), requests[row].token_ids))
         for first in range(0, len(order), self.max_rows):

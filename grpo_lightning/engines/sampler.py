@@ -60,7 +60,6 @@ class SingleTurn(Sampler):
         sampling: Sampling,
         key: RandomKey,
     ) -> Drawn:
-        """As `Sampler.draw`."""
         if not prompts:
             return
         with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as drawn:
@@ -72,7 +71,6 @@ class SingleTurn(Sampler):
                 yield row, made
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
-        """As `Sampler.rollouts`."""
         return Rollouts.from_lists(
             prompts=[sample.prompt.token_ids for sample in samples[::group_size]],
             group=[row // group_size for row in range(len(samples))],

@@ -22,7 +22,6 @@ class ScriptedEngine(RolloutEngine):
         self.script = script
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`; nothing is drawn."""
         assert self.policy is not None, "call sync(policy) first"
         tokenizer, stop = self.policy.tokenizer, min(self.policy.stop_ids)
         stops = StopStrings(self.policy, sampling.stop)

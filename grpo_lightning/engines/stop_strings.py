@@ -14,10 +14,6 @@ class StopStrings:
     A completion ends with the first token after which the text of its drawn tokens contains a stop string. Texts are
     decoded without special tokens, as rewards see them; the prompt does not count. A stop string that is a special
     token ends the completion at that token, as the policy's own stop tokens do.
-
-    Args:
-        policy: For its tokenizer and its stop tokens.
-        strings: The stop strings, none of them empty.
     """
 
     def __init__(self, policy: Policy, strings: Sequence[str]) -> None:

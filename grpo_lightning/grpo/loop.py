@@ -134,14 +134,12 @@ class GRPOLoop(Callback):
                 observer.updated(self.current_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Lets the rewards learn."""
         # 12: update the reward models
         step, scorer = self.current_step, pl_module.parts.explorer.scorer
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
         step.learned = scorer.learn(step.exploration.samples, step.exploration.scores, iteration_ends)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the source."""
         return {"source": self.source.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -25,12 +25,7 @@ from grpo_lightning.policy.packer import Packer, Rows
 def prepare(
     parts: Parts, exploration: Exploration, num_minibatches: int, mu: int, max_tokens: int
 ) -> tuple[Rollouts, list[list[Pack]]]:
-    """The rollouts with all columns that the updates read, and the packs of each minibatch on the policy's device.
-
-    Raises:
-        UsageError: Nothing recorded the rollouts' log-probs, and they are of an earlier version, or a correction needs
-            them.
-    """
+    """The rollouts with all columns that the updates read, and the packs of each minibatch on the policy's device."""
     rollouts, policy, objective = exploration.rollouts, parts.policy, parts.objective
     is_late = exploration.policy_version != policy.version
     check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)

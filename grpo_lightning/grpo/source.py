@@ -14,7 +14,7 @@ from grpo_lightning.grpo.step import Observer
 from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.tasks.base import Questions
-from grpo_lightning.types import RandomKey
+from grpo_lightning.types import RandomKey, Stateful
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class SourceInputs:
     observers: Sequence[Observer] = field(default_factory=list)
 
 
-class RolloutSource(ABC):
+class RolloutSource(Stateful, ABC):
     """Where the rollouts of a step come from. Derive from it to overlap sampling with training, or to read rollouts.
 
     The rollouts may be of an earlier policy: they say so in `Exploration.policy_version`. They must then have
@@ -57,13 +57,6 @@ class RolloutSource(ABC):
         each with an id of its own; a rank may have none of them.
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold, so that a resumed run continues exactly. It is the same on every rank."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-
 
 class Synchronous(RolloutSource):
     """Samples from the policy as it is now: every step is on policy, and training waits for sampling.
@@ -76,7 +69,6 @@ class Synchronous(RolloutSource):
         """Questions drawn from the stream so far."""
 
     def next(self, step: int) -> Exploration:
-        """Samples and scores, in one round or, with dynamic sampling, in several."""
         dynamic, wanted = self.inputs.dynamic_sampling, self.inputs.prompts_per_step
         rounds: list[Exploration] = []
         first, kept = self.drawn, set[int]()
@@ -104,11 +96,9 @@ class Synchronous(RolloutSource):
         return run.explorer.explore(run.policy, prompts, run.group_size, run.sampling, key, told)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of questions drawn so far."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the stream of questions where it was."""
         self.drawn = state["drawn"]
 
 

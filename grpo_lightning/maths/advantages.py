@@ -1,19 +1,19 @@
 """Advantages: how much better a completion is than its group or its batch."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum, spread
 from grpo_lightning.maths.reward_batch import EQUAL, RewardBatch
-from grpo_lightning.types import at_least
+from grpo_lightning.types import Stateful, at_least
 
 ROUNDING = 1e-6  # a deviation at most this fraction of the largest in its group is rounding
 
 
-class AdvantageEstimator(ABC):
+class AdvantageEstimator(Stateful, ABC):
     """Â from rewards. A sample whose reward is NaN (it failed) gets 0 and takes no part in its group's statistics."""
 
     compares_group: ClassVar[bool] = True
@@ -37,13 +37,6 @@ class AdvantageEstimator(ABC):
     def per_token(self, rewards: RewardBatch) -> Tensor:
         """[N] float32 advantages. Here each token has that of its completion."""
         return spread(self(rewards.total, rewards.group), rewards.lengths)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has learned from earlier steps, for checkpoints; the same on every rank."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
 
 
 class GroupStd(AdvantageEstimator):

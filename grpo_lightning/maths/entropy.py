@@ -1,15 +1,14 @@
 """Entropy bonuses: the coefficient c of the entropy in the objective, against collapse to few answers."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_lightning.types import require
+from grpo_lightning.types import Stateful, require
 
 
-class EntropyBonus(ABC):
+class EntropyBonus(Stateful, ABC):
     """The coefficient of the entropy of π_θ at each token, which may change from update to update."""
 
     @property
@@ -23,13 +22,6 @@ class EntropyBonus(ABC):
     def metrics(self) -> dict[str, Tensor]:
         """What to log after an update."""
         return {"policy/entropy_coefficient": torch.tensor(self.coefficient)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has learned from the updates, for checkpoints; the same on every rank."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
 
 
 class NoEntropy(EntropyBonus):

@@ -19,8 +19,7 @@ from grpo_lightning.types import UsageError
 T = TypeVar("T")
 R = TypeVar("R")
 
-HEAD_ELEMENTS = 2**25
-"""Logits held at once by the vocabulary head: 128 MiB of float32."""
+HEAD_ELEMENTS = 2**25  # logits held at once by the vocabulary head: 128 MiB of float32
 
 
 @dataclass(slots=True)
@@ -78,7 +77,6 @@ class PaddedRows(Layout):
         return cls(before.to(device), index[:, :-1].to(device))
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """The arguments of the transformer."""
         return {"input_ids": rollouts.all_token_ids[self.tokens]}
 
 
@@ -148,13 +146,7 @@ class Compute:
         return TokenLogp(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
-        """Adds the gradient of each pack's objective to those of the weights, and yields what its forward found.
-
-        Args:
-            packs: Passed one after the other.
-            forward: The objective of a pack, and what else is wanted of it.
-            machine: Where they are passed.
-        """
+        """Adds the gradient of each pack's objective to those of the weights, and yields what else `forward` found."""
         for index, pack in enumerate(packs, start=1):
             with machine.synced(index == len(packs)):
                 objective, found = forward(pack)

@@ -28,27 +28,19 @@ def old_policy_logp(
     | others, one update in all | found by that update, where π_θ is π_old | none |
     | others | the first minibatch's by its first update, the others' now | all minibatches but the first |
 
-    Args:
-        old_policy: π_old.
-        needed_first: True if something reads log π_old before the updates: a surrogate, a KL penalty, an advantage.
-        rollouts: The step's, on the CPU.
-        packer: Cuts them for the policy.
-        cut: The rows of each pack of each minibatch.
-        is_late: True for rollouts of an earlier policy.
-        one_update: True if the step makes one update.
+    What reads it before the updates (`needed_first`) is a surrogate, a KL penalty or an advantage. `cut` has the rows
+    of each pack of each minibatch.
     """
     if is_late and not old_policy.is_proximal:
         return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
-    packs = [pack for minibatch in cut for pack in minibatch]
     unknown = int(old_policy.is_policy)
     if one_update and unknown and not needed_first:
         return None, 1
+    packs = [pack for minibatch in cut[0 if needed_first else unknown :] for pack in minibatch]
     if needed_first:  # rows that no update learns from count too
         left = torch.ones(len(rollouts), dtype=torch.bool)
         left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
         rest = left.nonzero().squeeze(1)
         packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
-    else:
-        packs = [pack for minibatch in cut[unknown:] for pack in minibatch]
     with torch.no_grad():
         return packer.per_token(rollouts, packs, lambda pack: old_policy(packer.policy, pack)), unknown

@@ -16,23 +16,16 @@ from grpo_lightning.policy.policy import Policy
 
 T = TypeVar("T")
 
-Rows = Tensor
-"""[r] int64, some rows of the rollouts."""
+Rows = Tensor  # [r] int64, some rows of the rollouts
 
 
 @dataclass(slots=True, frozen=True)
 class Packer:
-    """Cuts rollouts, which stay on the CPU, into packs for the device.
+    """Cuts rollouts, which stay on the CPU, into packs for the device."""
 
-    Args:
-        policy: Its forward takes the packs.
-        max_tokens: Tokens in one forward; 0 sets no limit.
-        temperature: That of the rollouts.
-    """
-
-    policy: Policy
-    max_tokens: int
-    temperature: float
+    policy: Policy  # its forward takes the packs
+    max_tokens: int  # in one forward; 0 sets no limit
+    temperature: float  # that of the rollouts
 
     @property
     def idle(self) -> Rollouts:

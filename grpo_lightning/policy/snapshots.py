@@ -123,7 +123,6 @@ class FrozenCopy(PolicySnapshot):
     policy: Policy | TrainedCopy
 
     def refresh(self, policy: Policy) -> None:
-        """Copies the policy's weights."""
         if hasattr(self, "policy"):
             whole = isinstance(self.policy, Policy)
             self.policy.load_state_dict(policy.state_dict() if whole else policy.trained_state_dict())
@@ -138,7 +137,6 @@ class FrozenCopy(PolicySnapshot):
 
     @torch.no_grad()
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
-        """As `Policy.forward`, by the copy."""
         if isinstance(self.policy, Policy):
             return self.policy(rollouts, read=read)
         with policy.evaluating(), trained_tensors(policy, self.policy.state_dict()):
@@ -166,7 +164,6 @@ class MovingAverage(FrozenCopy):
 
     @torch.no_grad()
     def refresh(self, policy: Policy) -> None:
-        """Moves the average by `alpha` towards the policy."""
         if not hasattr(self, "policy"):
             return super().refresh(policy)
         # If sharded weights are currently gathered, `parameters()` yields whole tensors; `state_dict()` yields shards.
@@ -185,6 +182,5 @@ class AdapterOff(PolicySnapshot):
     stays = True
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
-        """As `Policy.forward`, by the base model."""
         with policy.without_adapter():
             return policy(rollouts, read=read)

@@ -72,7 +72,6 @@ class Arithmetic(Task):
         )
 
     def questions(self, split: Split) -> Sequence[Question]:
-        """The questions of `split`, as in `Task.questions`."""
         start = {"val": 0, "test": 1, "predict": 1, "train": 2}[split] * self.num_val
         stop = start + (self.num_train if split == "train" else self.num_val)
         indices = shuffled(self.num_expressions, stop, self.seed)[start:]

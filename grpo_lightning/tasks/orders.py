@@ -2,15 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
-from grpo_lightning.types import Question
+from grpo_lightning.types import Question, Stateful
 
 
-class QuestionOrder(ABC):
-    """The order of the training questions. All ranks ask it alike and tell it the rewards of all: it is one order."""
+class QuestionOrder(Stateful, ABC):
+    """The order of the training questions. All ranks ask it alike and tell it the rewards of all: it is one order.
+
+    Its state holds questions that are asked and not observed yet too. It may be given that of another order.
+    """
 
     questions: Sequence[Question]
     seed: int
@@ -30,13 +32,6 @@ class QuestionOrder(ABC):
             rewards: What decides what is right, of the completions of each id, by rising ids. NaN: scoring failed.
         """
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold, questions that are asked and not observed yet too. The same on every rank."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned, perhaps that of another order."""
 
 
 class Shuffled(QuestionOrder):

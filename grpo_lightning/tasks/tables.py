@@ -28,7 +28,6 @@ class _Table(Task):
         """The table's name in messages, that in `Question.source`, and its numbered rows."""
 
     def questions(self, split: Split) -> Sequence[Question]:
-        """The questions of the table of `split`, as in `Task.questions`."""
         table, source, rows = self._table(split, self.splits.get(split))
         most = None if split == "predict" else self.max_lines
         read: list[tuple[Question, int]] = []

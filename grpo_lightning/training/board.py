@@ -1,6 +1,5 @@
-"""A table of a run's metrics, and the going back of its loggers when the run goes back."""
+"""The table of a run's metrics, and the going back of its loggers when the run goes back."""
 
-import csv
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from grpo_lightning.training import disk, internals
+from grpo_lightning import disk
+from grpo_lightning.training import internals
 
 
 class RunCSVLogger(CSVLogger):
@@ -33,7 +33,7 @@ class RunCSVLogger(CSVLogger):
     def experiment(self) -> Any:
         """What writes the file. Lightning's would delete what there is."""
         if self._experiment is None:
-            rows = table(Path(self.log_dir, "metrics.csv"))
+            rows = disk.table(Path(self.log_dir, "metrics.csv"))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Experiment logs directory .* is not empty")
                 made: Any = super().experiment
@@ -45,13 +45,6 @@ class RunCSVLogger(CSVLogger):
         """Nothing: they are in `config.yaml`."""
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSVLogger's file without empty cells and without one that is half written; none without a file."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-    return [{name: value for name, value in row.items() if value} for row in rows]
-
-
 def rewind(logger: Logger, steps: int) -> None:
     """Lets a logger forget what earlier starts have logged after the first `steps`, which are done, and their options.
 
@@ -60,7 +53,7 @@ def rewind(logger: Logger, steps: int) -> None:
     if isinstance(logger, RunCSVLogger):
         writer = logger.experiment
         path = Path(writer.metrics_file_path)
-        writer.metrics = [row for row in table(path) if int(row["step"]) < steps]
+        writer.metrics = [row for row in disk.table(path) if int(row["step"]) < steps]
         path.unlink(missing_ok=True)
         writer.save()
     if not isinstance(logger, TensorBoardLogger):

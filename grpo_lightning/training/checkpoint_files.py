@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from grpo_lightning.disk import beside
 from grpo_lightning.policy.snapshots import PolicySnapshot
-from grpo_lightning.training.disk import beside
 from grpo_lightning.types import UsageError
 
 

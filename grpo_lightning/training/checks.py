@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
+from grpo_lightning import disk
 from grpo_lightning.engines.recorded import check_late
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.kl import K3
@@ -15,7 +16,7 @@ from grpo_lightning.maths.stopping import FixedPasses
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, PolicySnapshot
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import internals
 from grpo_lightning.types import TOTAL, UsageError, require
 
 PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.max_epochs the steps"

@@ -1,7 +1,7 @@
 """The data module: the questions of a task as prompts, in a stream for training, in batches for validation."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -27,7 +27,6 @@ from grpo_lightning.types import Prompt, Question, UsageError, at_least, require
 log = logging.getLogger(__name__)
 
 QUESTION = "{question}"
-"""What stands in a template for the question."""
 
 
 @dataclass(slots=True)
@@ -52,6 +51,8 @@ class PromptLoader:
     data: "TaskData"
     split: Split
     validation: str = ""
+    is_due: Callable[[], bool] = lambda: True
+    """Whether there are any this time."""
 
     def __len__(self) -> int:
         return -(-len(self.data.questions[self.split]) // (ranks.world_size() * self.data.val_batch_size))
@@ -59,7 +60,7 @@ class PromptLoader:
     def __iter__(self) -> Iterator[PromptBatch]:
         questions, world_size = self.data.questions[self.split], ranks.world_size()
         span = world_size * self.data.val_batch_size
-        for first in range(0, len(questions), span):
+        for first in range(0, len(questions) if self.is_due() else 0, span):
             everyone = range(first, min(first + span, len(questions)))
             mine = everyone[ranks.rank() :: world_size]
             padding = [0] * (-(-len(everyone) // world_size) - len(mine))
@@ -233,8 +234,6 @@ class TaskData(L.LightningDataModule, Observer):
 
     def prepared(self, step: Step) -> None:
         """Tells an order that learns the rewards of the step, of all ranks."""
-        if type(self.order).observe is QuestionOrder.observe:
-            return
         exploration, own = step.exploration, dict[int, list[float]]()
         for sample, value in zip(exploration.samples, exploration.scores.main.value, strict=True):
             own.setdefault(sample.prompt.id, []).append(value)

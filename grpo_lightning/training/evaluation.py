@@ -241,10 +241,6 @@ class EvaluatingModule(L.LightningModule):
         """Once the metrics are logged: the engine gives its memory back, and the trainer is where it was."""
         self._validating.close()
 
-    def teardown(self, stage: str) -> None:
-        """As `on_validation_end`, wherever a stage has ended."""
-        self._validating.close()
-
     on_test_start = on_predict_start = on_validation_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
@@ -254,7 +250,7 @@ class EvaluatingModule(L.LightningModule):
 def judge_class(name: str) -> type[Reward]:
     """The class of rewards that a task names, by the name of a public one or an import path."""
     try:
-        return cast(type[Reward], import_object(name if "." in name else f"grpo_lightning.{name}"))
+        return import_object(name if "." in name else f"grpo_lightning.{name}")
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"model.validation.judge={name}, the task's, is not here ({error}): name another") from error
 

@@ -45,7 +45,6 @@ class LightningMachine(Machine):
 
     @property
     def reduce(self) -> Callable[..., Any]:
-        """As `Machine.reduce`."""
         return self.module.trainer.strategy.reduce
 
     @property
@@ -55,34 +54,29 @@ class LightningMachine(Machine):
 
     @property
     def scale(self) -> float:
-        """As `Machine.scale`."""
         return self.scaler.get_scale() if self.scaler else 1.0
 
     def backward(self, objective: Tensor) -> None:
-        """As `Machine.backward`."""
         # Ranks average their gradients, but J is a sum over all of them.
         self.module.manual_backward(-objective * self.module.trainer.world_size)
 
     def synced(self, is_last: bool) -> AbstractContextManager[None]:
-        """As `Machine.synced`."""
         strategy = self.module.trainer.strategy
         waits = not is_last and isinstance(strategy, ParallelStrategy)
         return strategy.block_backward_sync() if waits else nullcontext()
 
     def alone(self) -> Sequence[nn.Parameter] | None:
-        """As `Machine.alone`: on a CPU, in one process, with nothing random in a pass and no scaler."""
+        """Those that are trained: on a CPU, in one process, with nothing random in a pass and no scaler."""
         policy: Policy = self.module.policy
         if self.module.device.type != "cpu" or self.module.trainer.world_size > 1 or policy.dropout or self.scaler:
             return None
         return [parameter for parameter in policy.parameters() if parameter.requires_grad]
 
     def step(self) -> None:
-        """As `Machine.step`."""
         self.module.bad_updates_in_a_row.zero_()
         self.optimizer.step()
 
     def skip(self, objective: Tensor, grad_norm: Tensor) -> None:
-        """As `Machine.skip`."""
         module = self.module
         if self.scaler:
             # As `update` does after an overflow, but by the numbers of all ranks, so that they keep one scale.

@@ -271,7 +271,7 @@ class GRPOModule(EvaluatingModule):
 
     def teardown(self, stage: str) -> None:
         """Closes the engine, the rewards and the environment."""
-        super().teardown(stage)
+        self._validating.close()
         self.explorer.close()
         self.explorer.settle()
         for evaluation in self.evaluations.values():

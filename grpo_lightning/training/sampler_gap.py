@@ -31,7 +31,6 @@ class SamplerGap(Watcher):
         self._mismatches: list[Mismatch] = []
 
     def begin(self, minibatch: Minibatch) -> None:
-        """As `Watcher.begin`."""
         engine, exploration = self.parts.explorer.engine, minibatch.step.exploration
         # A filter makes the sampler another policy on purpose; that is no mismatch.
         self._comparable = minibatch.on_policy and exploration.sampler_is_policy
@@ -42,7 +41,6 @@ class SamplerGap(Watcher):
         self._differs = not minibatch.step.passes.updates and exploration.sampler_is_policy and may_differ
 
     def see(self, pack: Pack) -> None:
-        """As `Watcher.see`."""
         rollouts = pack.rollouts
         assert pack.scored is not None and rollouts.old_logp is not None
         logp = pack.scored.logp
@@ -56,7 +54,7 @@ class SamplerGap(Watcher):
         self._gaps.append(gap)
 
     def metrics(self, reduce: Callable[..., Any]) -> Mapping[str, Tensor]:
-        """As `Watcher.metrics`; raises UsageError where an engine with its own weights draws from another policy.
+        """Raises UsageError where an engine with its own weights draws from another policy.
 
         A single token beyond the tolerance warns. The more tokens there are, the further off is the worst of them.
         """

@@ -53,12 +53,8 @@ class OptimizerOptions:
 
     A checkpoint records which options were given. On resuming, an option with a new value takes it, and everything
     else comes from the checkpoint. So a run that changes nothing continues bit for bit. A changed schedule, or one
-    that starts from another learning rate, continues as if it had been used from the first update.
-
-    Args:
-        optimizer: The optimizer as it was made.
-        make_scheduler: The schedule, given the optimizer; None keeps the learning rate.
-        num_updates: Updates of the whole run; None if it has no end.
+    that starts from another learning rate, continues as if it had been used from the first update. `num_updates` are
+    those of the whole run; None if it has no end.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.loop import GRPOLoop
-from grpo_lightning.grpo.step import Minibatch, Step
+from grpo_lightning.grpo.step import Step
 from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.stopping import FixedPasses, Passes
@@ -25,7 +25,6 @@ from grpo_lightning.training import internals
 from grpo_lightning.types import Status
 
 MAXIMA = ("policy/ratio_max", "policy/logp_gap")
-"""The metrics of an update that are maxima."""
 
 
 class StepReport(Callback):
@@ -59,9 +58,7 @@ class StepReport(Callback):
             observer.rewarded(sum(totals) / sum(counts))
         self._began, self._validations, self._between = perf_counter(), [], 0.0
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Minibatch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         """Notes the end of an update: validation comes between the last one and `on_train_epoch_end`."""
         self._between = sum(self._validations)
 
@@ -247,11 +244,8 @@ class StepStatistics:
 
 def learned_tokens(step: Step) -> int:
     """Drawn tokens that the updates of a step learned from on this rank, once per pass."""
-    made, num_minibatches = len(step.passes.updates), len(step.packs)
-    return sum(
-        len(range(index, made, num_minibatches)) * sum(pack.rollouts.num_tokens for pack in packs)
-        for index, packs in enumerate(step.packs)
-    )
+    updates = range(len(step.passes.updates))
+    return sum(pack.rollouts.num_tokens for i in updates for pack in step.packs[i % len(step.packs)])
 
 
 def peak_memory_gib(device: torch.device) -> float:

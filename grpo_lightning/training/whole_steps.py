@@ -11,9 +11,10 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning import disk
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Minibatch
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import internals
 from grpo_lightning.training.board import rewind
 from grpo_lightning.training.checkpoint_files import check_whole_step
 from grpo_lightning.training.checks import check_loop, check_trainer
@@ -53,13 +54,11 @@ class WholeSteps(Callback):
         """Prints the policy and the device."""
         policy, device = pl_module.policy, pl_module.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-        trained, frozen = (
-            sum(one.numel() for one in policy.parameters() if one.requires_grad is trains) / 1e6
-            for trains in (True, False)
-        )
-        some = f", {trained:.2f} M of them trained" if frozen else ""
+        total = sum(one.numel() for one in policy.parameters()) / 1e6
+        trained = sum(one.numel() for one in policy.parameters() if one.requires_grad) / 1e6
+        some = f", {trained:.2f} M of them trained" if trained < total else ""
         rank_zero_info(
-            f"policy {policy.path}: {trained + frozen:.2f} M parameters{some}; {trainer.world_size} x {name}, "
+            f"policy {policy.path}: {total:.2f} M parameters{some}; {trainer.world_size} x {name}, "
             f"precision {trainer.precision}"
         )
 
@@ -96,10 +95,9 @@ class WholeSteps(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Logs the validation before the first step."""
-        if not (trainer.sanity_checking and self.validates_now):
-            return
-        found = pl_module.validated()
-        internals.write(trainer, {f"val/{name}": found[name] for name in sorted(found)}, step=-1)
+        if trainer.sanity_checking and self.validates_now:
+            found = pl_module.validated()
+            internals.write(trainer, {f"val/{name}": found[name] for name in sorted(found)}, step=-1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the checkpoints of the step be saved."""

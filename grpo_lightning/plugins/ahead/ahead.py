@@ -10,11 +10,10 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
-from grpo_lightning.plugins.ahead.draw import Draw, restored
+from grpo_lightning.plugins.ahead.draw import END_SECONDS, Draw, restored
 from grpo_lightning.types import require
 
-VERSION = "version"
-"""The column of rollouts with the `Policy.version` of the weights that drew each token."""
+VERSION = "version"  # the column of rollouts with the `Policy.version` of the weights that drew each token
 
 
 class Ahead(Synchronous):
@@ -32,7 +31,6 @@ class Ahead(Synchronous):
     depth = 1  # steps that are drawn before they begin
 
     def setup(self, inputs: SourceInputs) -> None:
-        """Refuses what cannot be drawn ahead."""
         super().setup(inputs)
         explorer, name = inputs.explorer, f"loop.source={type(self).__name__}"
         rewards = [part for reward in explorer.scorer.rewards for part in reward.with_parts()]
@@ -95,7 +93,8 @@ class Ahead(Synchronous):
                 self._wait(draw)
         else:  # what it was drawing has failed
             for draw in self._draws:
-                draw.end()
+                if draw.is_alive():  # it would draw beside the next run
+                    draw.join(END_SECONDS)
             self._draws = deque(draw for draw in self._draws if draw.is_settled)
 
     def _wait(self, draw: Draw) -> None:

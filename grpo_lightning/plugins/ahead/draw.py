@@ -37,8 +37,7 @@ class Draw(Thread):
         # A server that does not answer must not keep the program from ending.
         super().__init__(name="grpo-ahead", daemon=True)
         self.inputs, self.ids, self.step, self.begun, self.version = inputs, ids, step, begun, version
-        self.rounds: dict[range, list[Sample]] = {}
-        """The completions of each round by its questions."""
+        self.rounds: dict[range, list[Sample]] = {}  # the completions of each round by its questions
         self.whole: Exploration | None = None  # the scored step, where its further rounds could not wait
         self.is_settled = False  # True once all ranks have waited for it
         self.seconds = self.ended = 0.0  # of the first round; 0 after a resume
@@ -69,11 +68,6 @@ class Draw(Thread):
             self.join(LOOK_SECONDS)
         if self._error is not None:
             raise self._error
-
-    def end(self) -> None:
-        """Waits a while for a thread whose engine was closed: it would draw beside the next run."""
-        if self.is_alive():
-            self.join(END_SECONDS)
 
     def state_dict(self) -> dict[str, Any]:
         """The completions of all ranks as plain values. Every rank must call it."""
@@ -114,12 +108,10 @@ def mark(prompt: Prompt) -> int:
 
 
 def _packed(sample: Sample) -> dict[str, Any]:
-    """A sample of one turn as plain values."""
     plain = {name: getattr(sample, name) for name in NAMES}
     return plain | {"id": sample.prompt.id, "prompt": mark(sample.prompt), "finish_reason": str(sample.finish_reason)}
 
 
 def _unpacked(row: dict[str, Any], prompt: Prompt) -> Sample:
-    """The sample of such values."""
     plain = {name: row[name] for name in NAMES}
     return Sample(prompt=prompt, finish_reason=FinishReason(row["finish_reason"]), **plain)

@@ -29,11 +29,9 @@ class Stream(Ahead):
         super().__init__()
         at_least("loop.source.max_staleness", max_staleness, 1)
         self.max_staleness = self.depth = max_staleness
-        self._begun: dict[int, int] = {}
-        """The step that began with the weights of each `Policy.version`."""
+        self._begun: dict[int, int] = {}  # the step that began with the weights of each `Policy.version`
 
     def setup(self, inputs: SourceInputs) -> None:
-        """Refuses what cannot be drawn so."""
         super().setup(inputs)
         engine = inputs.explorer.engine
         require(
@@ -43,7 +41,6 @@ class Stream(Ahead):
         )
 
     def next(self, step: int) -> Exploration:
-        """As `Ahead.next`; measures how late each token is."""
         exploration = super().next(step)
         if self.depth > 1:
             lags = [step - self._begun[int(version)] for version in exploration.rollouts.columns[VERSION]]
@@ -53,15 +50,12 @@ class Stream(Ahead):
         return exploration
 
     def _begin(self, step: int, stop: int) -> None:
-        """As `Ahead._begin`; notes the step of the weights."""
         self._begun[self.inputs.policy.version] = step
         super()._begin(step, stop)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Ahead.state_dict`."""
         return super().state_dict() | {"begun": self._begun}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Ahead.load_state_dict`."""
         super().load_state_dict(state)
         self._begun = state.get("begun", {draw.version: draw.begun for draw in self._draws})

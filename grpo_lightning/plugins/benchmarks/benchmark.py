@@ -1,7 +1,7 @@
 """A validation of a name of its own, beside the main one."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Task
-from grpo_lightning.training.data import PromptBatch, PromptLoader, TaskData
+from grpo_lightning.training.data import PromptLoader, TaskData
 from grpo_lightning.training.evaluation import Evaluation, judge_class
 from grpo_lightning.types import UsageError, at_least, require
 
@@ -97,27 +97,15 @@ class Benchmark:
         self.data.questions[self.split] = self.data.questions[self.split][: self.limit]
 
     def loader(self, name: str) -> PromptLoader:
-        """Its prompts in batches."""
-        return BenchmarkLoader(self.data, self.split, name, self)
+        """Its prompts in batches; none in a validation that does not ask it."""
+        return PromptLoader(self.data, self.split, name, self.is_due)
 
-    @property
     def is_due(self) -> bool:
         """Whether the validation that has begun asks it."""
         trainer = self.run.trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return True
         return (trainer.current_epoch + 1) % self.every == 0
-
-
-@dataclass
-class BenchmarkLoader(PromptLoader):
-    """The prompts of a benchmark for this rank; none in a validation that does not ask it."""
-
-    benchmark: Benchmark | None = None
-
-    def __iter__(self) -> Iterator[PromptBatch]:
-        assert self.benchmark is not None
-        return super().__iter__() if self.benchmark.is_due else iter(())
 
 
 def connect(benchmarks: Mapping[str, Benchmark], run: TaskData) -> None:

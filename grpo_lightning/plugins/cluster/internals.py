@@ -11,7 +11,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # FSDP over all devices; Lightning's "auto" shards over nodes alone.
     ModelParallelStrategy: ("_data_parallel_size",),
 }
-"""Private attributes that classes of this plugin replace."""
 
 
 def adopt_ranks() -> list[Popen[Any]]:

@@ -44,10 +44,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """True: Lightning restores the optimizer as it does for any strategy."""
-        return True
+    lightning_restore_optimizer = True  # as it does for any strategy
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Whole tensors on rank 0, nothing elsewhere. Every rank must call it."""

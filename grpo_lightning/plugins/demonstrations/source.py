@@ -12,7 +12,7 @@ from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.demonstrations.surrogates import DEMONSTRATED, EMPHASIS
 from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError, at_least, require
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, at_least, require
 
 STATUS = "demonstration"  # of each reward, which has not scored it
 
@@ -76,7 +76,6 @@ class Demonstrations(Synchronous):
                 self.token_ids(question, getattr(inputs.data, "answer_prefix", ""))
 
     def next(self, step: int) -> Exploration:
-        """As `Synchronous.next`, with demonstrations in each group."""
         exploration = super().next(step)
         shown: dict[str, float] = {"rollout/demonstrations": self.fraction}
         exploration.metrics |= shown | ({} if self.mu is None else {"rollout/mu": self.mu_at(step)})
@@ -114,11 +113,10 @@ class Demonstrations(Synchronous):
             emphasis = torch.where(of_shown > 0, mu / self.fraction, (1 - mu) / (1 - self.fraction))
         return Exploration(
             samples=ordered,
-            scores=Scores(
-                [scores.total[row] for row in rows],
-                {name: result.rows(rows) for name, result in scores.results.items()},
-                weight,
-                scores.correct,
+            scores=replace(
+                scores,
+                total=[scores.total[row] for row in rows],
+                results={name: result.rows(rows) for name, result in scores.results.items()},
             ),
             rollouts=rollouts.with_columns(
                 {DEMONSTRATED: rollouts.spread(of_shown), EMPHASIS: rollouts.spread(emphasis)}
@@ -148,12 +146,8 @@ class Demonstrations(Synchronous):
         cells = {"answer": question.answer} | question.metadata
 
         def cell(match: re.Match[str]) -> str:
-            if match[1] not in cells:
-                there = ", ".join(cells)
-                raise UsageError(
-                    f"loop.source.completion={self.completion!r}: {question.source} has no column {match[1]!r}; "
-                    f"there are {there}"
-                )
+            fault = f"loop.source.completion={self.completion!r}: {question.source} has no column {match[1]!r}"
+            require(match[1] in cells, f"{fault}; there are {', '.join(cells)}")
             return str(cells[match[1]])
 
         return re.sub(r"\{(\w+)\}", cell, self.completion)

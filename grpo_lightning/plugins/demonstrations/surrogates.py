@@ -55,7 +55,6 @@ class LUFFY(_Mixed):
         self.gamma = gamma
 
     def imitated(self, logp: Tensor, advantage: Tensor) -> Tensor:
-        """F(π_θ) Â."""
         probability = logp.exp()
         return probability / (probability + self.gamma) * advantage
 
@@ -78,6 +77,5 @@ class CHORD(_Mixed):
         self.phi = phi
 
     def imitated(self, logp: Tensor, advantage: Tensor) -> Tensor:
-        """Log π_θ, times φ if it counts."""
         probability = logp.detach().exp()
         return probability * (1 - probability) * logp if self.phi else logp

@@ -10,10 +10,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning import ranks
+from grpo_lightning import disk, ranks
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.plugins.display.page import as_page, as_table
-from grpo_lightning.training import disk
 from grpo_lightning.training.evaluation import record
 from grpo_lightning.types import at_least
 
@@ -60,14 +59,12 @@ class SampledCompletions(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # as JSON has lone surrogates
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
-        lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
-        totals = torch.tensor(exploration.scores.total).nan_to_num()
         for logger in trainer.loggers:
             show(logger, as_table(exploration, rows), step)
             draw: Any = getattr(getattr(logger, "experiment", None), "add_histogram", None)
             if callable(draw):
-                draw("rollout/length", lengths, step)
-                draw("reward/total", totals, step)
+                draw("rollout/length", torch.tensor([len(sample.token_ids) for sample in exploration.samples]), step)
+                draw("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
 
 
 def _step_of(line: str) -> float:

@@ -11,8 +11,8 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 import grpo_lightning
+from grpo_lightning import disk
 from grpo_lightning.plugins.inspect.configs import UNTIL, differing, earlier_files, flat
-from grpo_lightning.training import disk
 from grpo_lightning.training.evaluation import judge_class
 
 

@@ -11,7 +11,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # It prints defaults as Python does, and types with their modules.
     DefaultHelpFormatter: ("_expand_help",),
 }
-"""Private methods that classes of this package replace."""
 
 
 def show_last(parser: argparse.ArgumentParser, groups: Sequence[Any]) -> None:

@@ -14,7 +14,6 @@ from tqdm.auto import tqdm
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.training.internals import has_end
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.whole_steps import WholeSteps
 from grpo_lightning.types import Sample
 
@@ -31,20 +30,14 @@ class Pace:
     def __init__(self, done: int, total: int | None) -> None:
         self.first = self.done = done
         self.total = total
-        self._started = self._latest = perf_counter()
-
-    def step_ended(self) -> None:
-        """Counts a step."""
-        self.done += 1
-        self._latest = perf_counter()
+        self._started = perf_counter()
 
     @property
     def left(self) -> float | None:
         """Seconds until the last step will have ended, at the mean speed so far; None if that is not known."""
         if self.done == self.first or self.total is None or not has_end(self.total):
             return None
-        per_step = (self._latest - self._started) / (self.done - self.first)
-        return max(0.0, self._latest + per_step * (self.total - self.done) - perf_counter())
+        return (perf_counter() - self._started) / (self.done - self.first) * (self.total - self.done)
 
 
 def counted(steps: int, total: int | None, between: str = "/") -> str:
@@ -82,9 +75,8 @@ class StepLines(Callback, Observer):
         self._loop, self._draws = GRPOLoop.find(trainer), self.bar and trainer.is_global_zero
         self._pace = Pace(trainer.current_epoch, trainer.max_epochs)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Notes a validation for the line of its step; one before the first step has a line of its own."""
-        assert isinstance(pl_module, GRPOModule)
         scores = headline(trainer)
         if trainer.sanity_checking and scores:
             rank_zero_info(f"before training: {validation(scores)} ({pl_module.measure})")
@@ -117,7 +109,7 @@ class StepLines(Callback, Observer):
 
     def reported(self, metrics: Mapping[str, float]) -> None:
         """Prints the line."""
-        self._pace.step_ended()
+        self._pace.done += 1
         rank_zero_info(line(self._pace, metrics, self._scores, self._loop.current_step.remarks))
         self._scores = {}
 
@@ -127,8 +119,7 @@ def headline(trainer: L.Trainer) -> Scores:
 
     Empty where Lightning only checks that validation works (`trainer.num_sanity_val_steps`). Every rank must call it.
     """
-    callbacks: list[Callback] = getattr(trainer, "callbacks", [])
-    first = any(isinstance(one, WholeSteps) and one.validates_now for one in callbacks)
+    first = any(isinstance(one, WholeSteps) and one.validates_now for one in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.sanity_checking and not first:
         return {}
     module: Any = trainer.lightning_module

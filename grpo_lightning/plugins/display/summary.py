@@ -10,12 +10,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning import disk
 from grpo_lightning.plugins.display.lines import Scores, counted, duration, headline, number
 from grpo_lightning.plugins.display.trackio_logger import TrackioLogger
 from grpo_lightning.plugins.inspect.record import FOLDER
-from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.step_report import StepReport
 
 
@@ -39,9 +38,8 @@ class RunSummary(Callback):
         """Notes with which step this start begins."""
         self._begun = trainer.current_epoch
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Keeps the scores, with the number of steps done."""
-        assert isinstance(pl_module, GRPOModule)
         if not (scores := headline(trainer)):
             return
         if self._measure != (measure := pl_module.measure):  # a resumed run may be judged by another
@@ -64,8 +62,7 @@ class RunSummary(Callback):
             return
         folder, checkpoint = Path(trainer.default_root_dir), StepCheckpoint.find(trainer)
         steps, begun = trainer.current_epoch, f", from step {self._begun + 1}" if self._begun else ""
-        callbacks: list[Callback] = getattr(trainer, "callbacks", [])
-        (report,) = (one for one in callbacks if isinstance(one, StepReport))
+        (report,) = (one for one in trainer.callbacks if isinstance(one, StepReport))  # type: ignore[attr-defined]
         remarks = report.remarks.items()
         rows = {
             "done": f"{counted(steps, trainer.max_epochs, ' of ')} steps{begun} in "

@@ -18,11 +18,8 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.types import at_least, require
 
-CHUNK_ELEMENTS = 2**23
-"""Logits of each model held at once: 32 MiB of float32, and a few times as much beside them."""
-
-IMPOSSIBLE = -1e4
-"""Logits are no lower, so that a token which both models exclude adds 0."""
+CHUNK_ELEMENTS = 2**23  # logits of each model held at once: 32 MiB of float32, and a few times as much beside them
+IMPOSSIBLE = -1e4  # logits are no lower, so that a token which both models exclude adds 0
 
 
 class FullVocabulary(KLEstimator):

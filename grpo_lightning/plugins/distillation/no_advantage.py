@@ -12,5 +12,4 @@ class NoAdvantage(AdvantageEstimator):
     compares_group = False
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """[B] zeros."""
         return torch.zeros_like(reward)

@@ -14,5 +14,4 @@ class NoReward(Reward):
     """
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Zeros."""
         return RewardResult([0.0] * len(samples))

@@ -50,15 +50,12 @@ class SelfTeacher(PolicySnapshot):
         return re.sub(r"\{(\w+)\}", value, self.prompt)
 
     def check(self, policy: Policy) -> None:
-        """As that of the snapshot."""
         self.snapshot.check(policy)
 
     def refresh(self, policy: Policy) -> None:
-        """Refreshes the snapshot."""
         self.snapshot.refresh(policy)
 
     def begin(self, policy: Policy, samples: Sequence[Sample]) -> None:
-        """Writes the prompts of the step's samples."""
         self.prompts = [self._token_ids(policy, sample) for sample in samples]
         limit = policy.context_length
         for own, sample in zip(self.prompts, samples, strict=True):
@@ -78,7 +75,6 @@ class SelfTeacher(PolicySnapshot):
         return list(encode(before + self.question(sample).strip() + after, add_special_tokens=special))
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
-        """As `Policy.forward`, by the snapshot with the other prompts."""
         return self.snapshot.scored(policy, self.seen(rollouts), read)
 
     def seen(self, rollouts: Rollouts) -> Rollouts:
@@ -88,11 +84,6 @@ class SelfTeacher(PolicySnapshot):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")
         index: dict[tuple[int, ...], int] = {}
         of_row = [index.setdefault(tuple(self.prompts[row] if row >= 0 else [0]), len(index)) for row in rows]
-        ids, lengths = ragged.flat([*index])
-        device = rollouts.token_ids.device
-        given: dict[str, Any] = {
-            "prompt_token_ids": ids.to(device),
-            "prompt_lengths": lengths.to(device),
-            "sizes": None,
-        }
-        return replace(rollouts, **given, group=torch.tensor(of_row, device=device))
+        ids, lengths, group = (one.to(rollouts.row.device) for one in (*ragged.flat([*index]), torch.tensor(of_row)))
+        asked: dict[str, Any] = {"prompt_token_ids": ids, "prompt_lengths": lengths, "group": group, "sizes": None}
+        return replace(rollouts, **asked)

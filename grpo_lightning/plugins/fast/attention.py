@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-FLASH_HEAD_SIZE = 256
-"""Largest head size that flash takes."""
+FLASH_HEAD_SIZE = 256  # largest head size that flash takes
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None, dropout: float = 0.0) -> Tensor:

@@ -47,8 +47,7 @@ class Batch:
     def __post_init__(self) -> None:
         self.cache_name = cache_name(self.policy.trunk)
         self.shared: SharedPrompts | None = None
-        self.going = [*chain.from_iterable(self.groups)]
-        """The request of each row."""
+        self.going = [*chain.from_iterable(self.groups)]  # the request of each row
         self.drawn: dict[int, tuple[list[int], list[float]]] = {index: ([], []) for index in self.going}
         self.num_drawn = 0
         own = [self.requests[index] for index in self.going]
@@ -59,8 +58,7 @@ class Batch:
         plain = plain_layers(self.policy)
         self.num_layers, self.windows = len(plain), any(layer.is_sliding for layer in plain)
         self.layers: list[SlabLayer] = []
-        self.logits = torch.empty(0)
-        """[r, V] of the next tokens."""
+        self.logits = torch.empty(0)  # [r, V] of the next tokens
         self.mask: Tensor | None = None
         """[r, C] bool, False on the padding between prompt and completion, filled or not; None without any."""
 

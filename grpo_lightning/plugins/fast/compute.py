@@ -64,11 +64,9 @@ class Fast(Compute):
         """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
 
     def check(self) -> None:
-        """As `Compute.check`."""
         products.by_onednn(self.products)
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """As `Compute.prepare`; exchanges layers."""
         if products.by_onednn(self.products):
             products.use_onednn(model)
         if self.fused:
@@ -102,7 +100,6 @@ class Fast(Compute):
         self.shares_prefix = shared and self.share_prefix
 
     def layout(self, rollouts: Rollouts) -> Layout:
-        """As `Compute.layout`: each prompt once where completions share one."""
         if not self.shares_prefix:
             return super().layout(rollouts)
         if len(rollouts) == len(rollouts.sizes.prompt_lengths):
@@ -112,7 +109,6 @@ class Fast(Compute):
     def score(
         self, head: Head, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int
     ) -> TokenLogp:
-        """As `Compute.score`; in one pass over the vocabulary where the head is a plain linear layer."""
         if not self.fused or head.soft_caps or not products.is_plain(head.embedding):
             return super().score(head, hidden, token_ids, temperature, entropy_gradient, num_top)
         scale = head.scale / temperature
@@ -121,13 +117,7 @@ class Fast(Compute):
         )
         return TokenLogp(logp.float(), entropy.float(), *((top[0], top[1].float()) if num_top else ()))
 
-    def gradients(
-        self,
-        packs: Sequence[T],
-        forward: Callable[[T], tuple[Tensor, R]],
-        machine: Machine,
-    ) -> Iterator[R]:
-        """As `Compute.gradients`, several packs at once in threads."""
+    def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
         alone = machine.alone() if self.threads > 1 else None
         if alone is None:
             yield from super().gradients(packs, forward, machine)
@@ -164,7 +154,6 @@ class UnmaskedRows(PaddedRows):
     """Padded rows for this package's attention, which needs no mask: it is causal."""
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """As `PaddedRows.inputs`."""
         # To make its own mask, transformers would read the positions, which waits for a GPU.
         mask = rollouts.token_ids.new_zeros(1, 1, 1, 1)
         return PaddedRows.inputs(self, rollouts) | {"attention_mask": mask, "padded_rows": True}

@@ -14,6 +14,7 @@ torch's own `rms_norm` is one kernel on a GPU, and on a CPU several, which keep 
 **Gated MLPs**, y = down(silu(gate(x)) * up(x)), do not keep silu(gate(x)), which is made again from gate(x).
 """
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -40,21 +41,17 @@ def fused(kind: Any, by: Any, activation: Any = None) -> Any:
     """The class in exchange for `kind`, or `kind` itself where the trial finds a difference."""
     joined = type(f"Fused{kind.__name__}", (by, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
     same = False
-    try:
-        with torch.random.fork_rng([]), torch.device("cpu"), torch.enable_grad():
-            torch.manual_seed(0)
-            hidden = torch.randn(3, 6, dtype=torch.float32)
-            parts: dict[str, Any] = {"weight": nn.Parameter(hidden[0].clone()), "variance_epsilon": 0.1}
-            if by is FusedGatedMLP:
-                sizes = {"gate_proj": (6, 9), "up_proj": (6, 9), "down_proj": (9, 6)}
-                parts = {name: nn.Linear(*size, dtype=torch.float32) for name, size in sizes.items()}
-                parts["act_fn"] = activation()
-            same = all(
-                torch.allclose(own, other, rtol=1e-4, atol=1e-5)
-                for own, other in zip(*(passed(each, parts, hidden) for each in (kind, joined)), strict=True)
-            )
-    except Exception:  # a class that needs more than these parts is another
-        same = False
+    # A class that needs more than these parts fails, and is another.
+    with suppress(Exception), torch.random.fork_rng([]), torch.device("cpu"), torch.enable_grad():
+        torch.manual_seed(0)
+        hidden = torch.randn(3, 6, dtype=torch.float32)
+        parts: dict[str, Any] = {"weight": nn.Parameter(hidden[0].clone()), "variance_epsilon": 0.1}
+        if by is FusedGatedMLP:
+            sizes = {"gate_proj": (6, 9), "up_proj": (6, 9), "down_proj": (9, 6)}
+            parts = {name: nn.Linear(*size, dtype=torch.float32) for name, size in sizes.items()}
+            parts["act_fn"] = activation()
+        both = zip(*(passed(each, parts, hidden) for each in (kind, joined)), strict=True)
+        same = all(torch.allclose(own, other, rtol=1e-4, atol=1e-5) for own, other in both)
     return joined if same else kind
 
 
@@ -92,7 +89,6 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of input and weight."""
         hidden, weight, factor = ctx.saved_tensors
         width = len(weight)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -117,7 +113,6 @@ class FusedRMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         weight = self.weight
         if isinstance(weight, DTensor) or hidden_states.numel() == 0:
             return super().forward(hidden_states)
@@ -153,6 +148,5 @@ class FusedGatedMLP(nn.Module):
     down_proj: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         gate, up = self.gate_proj(x), self.up_proj(x)
         return self.down_proj(_Activated.apply(gate, up) if torch.is_grad_enabled() else F.silu(gate).mul_(up))

@@ -9,8 +9,7 @@ from torch import Tensor
 from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.types import Request
 
-MASK_ELEMENTS = 2**24
-"""Most elements of the mask of what is read at once after kept rows."""
+MASK_ELEMENTS = 2**24  # most elements of the mask of what is read at once after kept rows
 
 
 @dataclass(slots=True)
@@ -18,8 +17,7 @@ class KeptRow:
     """What a row of the cache has read."""
 
     token_ids: list[int]
-    states: list[list[Tensor]]
-    """Per layer [heads, tokens, head size] keys and values."""
+    states: list[list[Tensor]]  # per layer [heads, tokens, head size] keys and values
 
 
 class KeptRows:
@@ -31,8 +29,7 @@ class KeptRows:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], KeptRow] = {}
-        """Those of the last call, the oldest first."""
+        self._rows: dict[tuple[int, int], KeptRow] = {}  # those of the last call, the oldest first
         self._new: dict[tuple[int, int], KeptRow] = {}
         self.limit = 0
 

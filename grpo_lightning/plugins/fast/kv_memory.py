@@ -1,25 +1,21 @@
 """How much memory the key-value cache of decoding takes, and how many rows fit into the free memory."""
 
-import os
+import math
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import PreTrainedConfig
 
+from grpo_lightning import ranks
+
 GIB = 2**30
 
-CUDA_FRACTION = 0.8
-"""Fraction of a GPU's free memory. The rest is for activations of the prefill, and for fragmentation."""
-
-CPU_FRACTION = 0.5
-"""Fraction of a machine's available memory, which other programs need too."""
-
-LOGITS_COPIES = 4
-"""Float32 tensors [rows, V] that are held at once while a token is drawn."""
-
-READ_TOKENS = 2**14
-"""Most tokens of prompts, padding included, that are read at once. A GPU has enough to do with so many."""
+CUDA_FRACTION = 0.8  # of a GPU's free memory; the rest is for activations of the prefill, and for fragmentation
+CPU_FRACTION = 0.5  # of a machine's available memory, which other programs need too
+LOGITS_COPIES = 4  # float32 tensors [rows, V] that are held at once while a token is drawn
+READ_TOKENS = 2**14  # most tokens of prompts, padding included, that are read at once: enough to do for a GPU
 
 
 def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
@@ -66,37 +62,19 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(CUDA_FRACTION * (free + cached))
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    processes = torch.distributed.get_world_size() if distributed else 1
-    return int(CPU_FRACTION * available_bytes()) // processes
+    return int(CPU_FRACTION * available_bytes()) // ranks.world_size()
 
 
 def available_bytes() -> int:
-    """Bytes of main memory that are available without swapping, as far as the system knows."""
-    limits = [_in_meminfo(Path("/proc/meminfo")), _in_cgroup(Path("/sys/fs/cgroup"))]
-    known = [limit for limit in limits if limit is not None]
-    if known:
-        return min(known)
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):
-        return 8 * GIB
+    """Bytes of main memory that are available without swapping, to this machine or to its container."""
+    return int(min(psutil.virtual_memory().available, in_cgroup(Path("/sys/fs/cgroup"))))
 
 
-def _in_meminfo(file: Path) -> int | None:
-    """Bytes available to the whole machine; None if unknown."""
-    try:
-        fields = dict(line.split(":") for line in file.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-
-
-def _in_cgroup(folder: Path) -> int | None:
-    """Bytes that a container may still take, cached files included; None if unknown or unlimited."""
+def in_cgroup(folder: Path) -> float:
+    """Bytes that a container may still take, cached files included; infinite if unknown or unlimited."""
     try:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return max(0, limit - used + int(cached["inactive_file"]))
     except (OSError, KeyError, ValueError):
-        return None
+        return math.inf

@@ -14,8 +14,7 @@ from grpo_lightning.plugins.fast.products import OneDNNLinear
 from grpo_lightning.policy.architecture import trunk_of
 from grpo_lightning.policy.policy import Policy
 
-ROWS = 16
-"""Rows that a layout is made for. Others work too: oneDNN chooses the same layout from 2 rows to thousands."""
+ROWS = 16  # that a layout is made for; oneDNN chooses the same one from 2 rows to thousands
 
 
 class LinearCopies:

@@ -87,8 +87,7 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
-        self._keeps: bool | None = None
-        """Whether the model can go on from kept rows; None as long as nobody has asked."""
+        self._keeps: bool | None = None  # whether the model can go on from kept rows; None as long as nobody has asked
         self._kept: KeptRows | None = None
         self._shares: bool | None = None
         """Whether the model's attention can share prompts; None as long as nobody has asked."""
@@ -104,12 +103,10 @@ class NativeEngine(RolloutEngine):
         super().sync(policy)
 
     def sleep(self) -> None:
-        """Frees the copies of the linear layers; without any, nothing."""
         if self._copies is not None:
             self._copies = self.version = None
 
     def close(self) -> None:
-        """As `RolloutEngine.close`."""
         self._copies = None
         super().close()
 
@@ -150,7 +147,6 @@ class NativeEngine(RolloutEngine):
             self._kept = None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
         if self._copies and not self.has(policy):

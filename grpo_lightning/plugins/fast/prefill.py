@@ -23,12 +23,8 @@ def read(
 ) -> tuple[list[SlabLayer], Tensor]:
     """Keys and values of P prompts, right-padded in a slab, and [P, hidden] the states of their last tokens.
 
-    Args:
-        policy: In eval mode and with the slab's attention.
-        prompts: The token ids of each.
-        known: The row that has read the beginning of a prompt, and how many tokens of it; None where all are new.
-        num_layers: Layers of the cache.
-        read_tokens: Tokens of new prompts, padding included, that are read at once.
+    The policy is in eval mode and has the slab's attention. What is `known` is the row that has read the beginning of a
+    prompt, and how many tokens of it. At most `read_tokens` of new prompts, padding included, are read at once.
     """
     device, width = policy.device, max(map(len, prompts))
     layers = [SlabLayer(width) for _ in range(num_layers)]

@@ -56,7 +56,6 @@ class OneDNNLinear(nn.Linear):
     """A linear layer whose float32 products on a CPU are oneDNN's, forward and backward; others are torch's."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., K] -> [..., M]."""
         if not takes(input, self.weight):
             return super().forward(input)
         return _Linear.apply(input, self.weight, self.bias)

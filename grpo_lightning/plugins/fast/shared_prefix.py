@@ -26,8 +26,7 @@ from grpo_lightning.plugins.fast.attention import causal, fold_mask, masked
 
 ATTENTION = "grpo_shared_prefix"
 
-BLOCK = 256
-"""Queries per call: those of a block see no later key, which saves up to half of the scores."""
+BLOCK = 256  # queries per call: those of a block see no later key, which saves up to half of the scores
 
 
 class Bucket(NamedTuple):
@@ -58,19 +57,14 @@ def buckets_of(prefixes: Sequence[int], lengths: Sequence[int]) -> list[tuple[Bu
 class SharedPrefix:
     """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context."""
 
-    tokens: Tensor | None
-    """[T] index of each token in `Rollouts.all_token_ids`; None if that is its order already."""
-    position_ids: Tensor
-    """[1, T] position of each token in its own sequence."""
-    predicts: Tensor
-    """[N] index of the token after which each drawn token was drawn."""
+    tokens: Tensor | None  # [T] index of each token in `Rollouts.all_token_ids`; None if that is its order already
+    position_ids: Tensor  # [1, T] position of each token in its own sequence
+    predicts: Tensor  # [N] index of the token after which each drawn token was drawn
     buckets: list[Bucket]
     queries: Tensor
     """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
-    keys: Tensor
-    """[sum of the buckets' keys] index of each key, the copies of prompts included."""
-    filled: Tensor
-    """[T] index in `queries` of each token of the flat sequence."""
+    keys: Tensor  # [sum of the buckets' keys] index of each key, the copies of prompts included
+    filled: Tensor  # [T] index in `queries` of each token of the flat sequence
     masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
     """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones."""
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from grpo_lightning.maths import ragged
 
-SAVED_BYTES = 2**25
-"""Bytes of copies from which sharing is faster, measured on two cores."""
+SAVED_BYTES = 2**25  # bytes of copies from which sharing is faster, measured on two cores
 
 
 def is_worth(prompt_tokens: int, max_new_tokens: int, copied_bytes: int, device: torch.device) -> bool:

@@ -40,7 +40,6 @@ class SlabLayer(DynamicLayer):
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def get_seq_length(self) -> int:
-        """Positions filled so far."""
         return self.length
 
     def expand(self, rows: Tensor, capacity: int) -> None:

@@ -25,11 +25,8 @@ from torch.nn import functional as F
 from grpo_lightning.plugins.fast import products
 from grpo_lightning.plugins.fast.products import OneDNNLinear, product
 
-KEPT_ELEMENTS = 2**27
-"""Logits kept for the backward pass: 512 MiB of float32."""
-
-MAX_ROWS = 4096
-"""Tokens worked on at once, so that a block is never narrow."""
+KEPT_ELEMENTS = 2**27  # logits kept for the backward pass: 512 MiB of float32
+MAX_ROWS = 4096  # tokens worked on at once, so that a block is never narrow
 
 
 def logits_at_once(device: str) -> int:
@@ -42,11 +39,9 @@ class BlockedHead:
     """A linear head and how its logits are scaled."""
 
     scale: float
-    dtype: torch.dtype
-    """Type of the products; everything else is float32, or float64 where this is."""
+    dtype: torch.dtype  # type of the products; everything else is float32, or float64 where this is
     num_top: int
-    keeps: bool
-    """Whether there will be a backward pass."""
+    keeps: bool  # whether there will be a backward pass
     entropy_gradient: bool
     block: int
     onednn: bool = False
@@ -146,7 +141,6 @@ class _TokenLogp(torch.autograd.Function):
     def backward(
         ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None, *of_top: None
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of states, weight and bias."""
         hidden, weight, bias, token_ids, lse, entropy = ctx.saved_tensors
         head: BlockedHead = ctx.head
         if of_logp is None:

@@ -95,10 +95,7 @@ def read_run(folder: Path, arm: str | None = None) -> Run:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Puts runs of equal configuration together, and names them as their folders do.
-
-    Runs that have the seed in common too are no seeds of one arm. They are told apart by their folders.
-    """
+    """Puts runs of equal configuration together, and names them as their folders do."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         own = run.folder.resolve() if run.config is None else json.dumps(run.config, sort_keys=True, default=str)

@@ -49,11 +49,7 @@ class Choice:
 
     @classmethod
     def from_groups(cls, groups: Sequence[GroupSummary], num_groups: int) -> "Choice":
-        """The choice of `num_groups` among the groups of all ranks; of equal ones the lower prompt id comes first.
-
-        The roles take a group in turn, none twice. Twice as many groups as there are turns for `moved` stay open:
-        which of them moved most is known after the updates.
-        """
+        """The choice of `num_groups` among the groups of all ranks; of equal ones the lower prompt id comes first."""
         groups = sorted(groups, key=lambda group: group.prompt_id)
         rewarded = [group for group in groups if not math.isnan(group.mean)]
         rankings = {
@@ -118,11 +114,7 @@ class Learned:
 def learned_from(
     step: Step, rows: Collection[int], objective: Objective, num_minibatches: int
 ) -> dict[int, list[Learned]]:
-    """What the step's updates saw of the completions `rows`, by their index in the exploration, piece by piece.
-
-    An update that was refused by a stop rule, or skipped as not finite, counts: its objective is logged. Completions
-    that no update saw are missing: they have no advantage, or a stop rule came before them.
-    """
+    """What the step's updates saw of the completions `rows`, by their index in the exploration, piece by piece."""
     found: dict[int, list[Learned]] = {row: [] for row in rows}
     last = len(step.passes.updates) - 1
     for minibatch, pack in ((i, pack) for i, packs in enumerate(step.packs) for pack in packs if pack.scored):

@@ -1,7 +1,4 @@
-"""The configuration of a run as plain values by dotted key, over its steps: what differs, and how values are shown.
-
-The newest is in `config.yaml`; earlier ones, which a run was continued from with others, in `config.1.yaml` ...
-"""
+"""The configuration of a run as plain values by dotted key, over its steps: what differs, and how values are shown."""
 
 import json
 import re

@@ -14,6 +14,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from grpo_lightning import disk
 from grpo_lightning.plugins.inspect.configs import read_config
 from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 from grpo_lightning.plugins.mistakes.disk import refusal
@@ -22,7 +23,6 @@ from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.architecture import stop_ids_of
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.training import disk
 from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
 from grpo_lightning.types import UsageError, require
 
@@ -136,20 +136,16 @@ def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
         return None
     module, _, name = str(options["class_path"]).rpartition(".")
     try:
-        adapter: LoRA = getattr(import_module(module), name)(**(options.get("init_args") or {}))
+        return getattr(import_module(module), name)(**(options.get("init_args") or {}))
     except (ImportError, AttributeError, TypeError) as error:
         wrong = f"it cannot be made here ({first_line(error)}). Run this where the run was started"
         raise UsageError(f"model.policy.adapter={options['class_path']}: {wrong}") from error
-    return adapter
 
 
 def model_of(
     policy: Mapping[str, Any], adapter: LoRA | None, checkpoint: Mapping[str, Any], path: Path, kind: str
 ) -> PreTrainedModel:
-    """The model of `policy.path` with the weights of a checkpoint. An adapter is merged into it, or stands alone.
-
-    For `adapter` it has no weights beside it.
-    """
+    """The model of `policy.path` with the weights of a checkpoint. An adapter is merged into it, or stands alone."""
     saved, trust = checkpoint["state_dict"], bool(policy.get("trust_remote_code", False))
     # `trainer.precision` may have made them float64.
     is_double = any(value.dtype == torch.float64 for value in saved.values())

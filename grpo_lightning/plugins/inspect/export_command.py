@@ -26,8 +26,8 @@ def main(args: Sequence[str] | None = None) -> int:
     # These import torch, which --help need not wait for.
     from transformers.utils.logging import disable_progress_bar
 
+    from grpo_lightning.disk import DiskFailure
     from grpo_lightning.plugins.inspect.export import export
-    from grpo_lightning.training.disk import DiskFailure
 
     disable_progress_bar()
     try:

@@ -15,11 +15,7 @@ from grpo_lightning.types import Prompt
 
 @dataclass(slots=True)
 class Followed:
-    """The first validation questions, each answered greedily and `num_samples` times as validation draws.
-
-    Distribution and random numbers are those of validation. So the answers are among those that a validation of the
-    same weights scores, and two steps differ only in the policy.
-    """
+    """The first validation questions, each answered greedily and `num_samples` times as validation draws."""
 
     module: GRPOModule
     data: TaskData

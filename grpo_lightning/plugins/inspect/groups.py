@@ -15,15 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.inspect import record
 from grpo_lightning.plugins.inspect.pieces import decode, pieces_of, vocabulary_of
-from grpo_lightning.plugins.inspect.record import (
-    NUM_ALTERNATIVES,
-    CompletionRecord,
-    ConversationRecord,
-    GroupRecord,
-    TokenRecord,
-    TurnRecord,
-)
+from grpo_lightning.plugins.inspect.record import NUM_ALTERNATIVES, CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.policy.packer import Packer
 from grpo_lightning.policy.policy import Policy, TokenLogp
 from grpo_lightning.rewards.results import Scores
@@ -66,10 +60,7 @@ class Row:
         return own if len(ids) == len(own.token_ids) else replace(own, token_ids=ids, text=decode(tokenizer, ids))
 
     def record(self, tokenizer: PreTrainedTokenizerBase, **numbers: Tensor | None) -> TokenRecord:
-        """The tokens as they are recorded.
-
-        The `numbers` are [n] or [n, K] over the drawn tokens, by the field of `TokenRecord`.
-        """
+        """The tokens as they are recorded; the `numbers` of the drawn ones are given by the field of `TokenRecord`."""
         ids, given = self.ids, None
         if len(ids) > len(self.drawn):
             given = np.ones(len(ids), np.int8)
@@ -81,9 +72,9 @@ class Row:
 
     def _spread(self, values: Tensor) -> np.ndarray:
         """[T] or [T, K] from [n] or [n, K]: NaN or 0 for given tokens."""
-        dtype = {torch.int64: np.int32, torch.int8: np.int8, torch.float16: np.float16}.get(values.dtype, np.float32)
-        whole = np.full((len(self.ids), *values.shape[1:]), np.nan if values.is_floating_point() else 0, dtype)
-        whole[self.drawn] = values.numpy()
+        numbers, empty = values.numpy(), np.nan if values.is_floating_point() else 0
+        whole = np.full((len(self.ids), *numbers.shape[1:]), empty, numbers.dtype)
+        whole[self.drawn] = numbers
         return whole
 
 
@@ -184,13 +175,13 @@ def group_record(
     )
 
 
-def conversation_record(talk: Conversation, piece: int, drawn: Sequence[bool]) -> ConversationRecord:
+def conversation_record(talk: Conversation, piece: int, drawn: Sequence[bool]) -> record.ConversationRecord:
     """The record of one piece.
 
     `drawn` [T] tells of each recorded token whether the policy drew it; the piece may have more before them.
     """
     answers = answers_of(talk)
-    at, turns = first_drawn(talk, piece), list[TurnRecord]()
+    at, turns = first_drawn(talk, piece), list[record.TurnRecord]()
     for own, run in groupby(range(len(drawn)), key=lambda t: drawn[t]):
         indices = [*run]
         if own:
@@ -198,16 +189,16 @@ def conversation_record(talk: Conversation, piece: int, drawn: Sequence[bool]) -
             for t in indices:
                 number = sum(end < at for end in talk.ends)
                 if talk.ends[number] == at or t == indices[-1]:
-                    turns.append(TurnRecord(POLICY, t, talk.rewards[number]))
+                    turns.append(record.TurnRecord(POLICY, t, talk.rewards[number]))
                 at += 1
             continue
         role = HISTORY if piece else PROMPT
         if turns:
             role = ", ".join(dict.fromkeys(role for role, _ in answers[sum(end < at for end in talk.ends) - 1]))
-        turns.append(TurnRecord(role, indices[-1]))
+        turns.append(record.TurnRecord(role, indices[-1]))
     closing = answers[-1] if answers and piece >= len(talk.pieces) - 1 else []
     calls = talk.num_calls, talk.num_failed_calls
-    return ConversationRecord(piece, len(talk.pieces), turns, closing, talk.outcome, *calls, talk.error)
+    return record.ConversationRecord(piece, len(talk.pieces), turns, closing, talk.outcome, *calls, talk.error)
 
 
 def first_drawn(talk: Conversation, piece: int) -> int:

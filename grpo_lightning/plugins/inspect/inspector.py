@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from grpo_lightning import ranks
+from grpo_lightning import disk, ranks
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer, Step
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
@@ -21,7 +22,6 @@ from grpo_lightning.plugins.inspect.following import Followed
 from grpo_lightning.plugins.inspect.groups import Measure
 from grpo_lightning.plugins.inspect.record import FOLDER, GroupRecord, StepRecord, describe, files_of, path_of, step_of
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training import disk
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import at_least
@@ -56,9 +56,8 @@ class Inspector(Callback, Observer):
         self._trainer: L.Trainer
         self._module: GRPOModule
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Begins anew; it looks at nothing if it is switched off or the run is a trial."""
-        assert isinstance(pl_module, GRPOModule)
         self._trainer, self._module = trainer, pl_module
         self._seconds, self._begins = 0.0, True
         self._candidates: Candidates | None = None
@@ -113,7 +112,6 @@ class Inspector(Callback, Observer):
         self._write(trainer.current_epoch + 1, groups)
         metrics = self._metrics | {"time/inspect": max(ranks.gather(self._seconds))}
         self._groups, self._seconds = None, 0.0
-        # Lightning would put plain numbers on the GPU, to fetch them from there.
         pl_module.log_dict({name: torch.tensor(value) for name, value in metrics.items()})
 
     @property
@@ -122,8 +120,7 @@ class Inspector(Callback, Observer):
 
     @property
     def _followed(self) -> Followed:
-        data = getattr(self._trainer, "datamodule", None)
-        assert isinstance(data, TaskData)
+        data: TaskData = self._trainer.datamodule  # type: ignore[attr-defined]
         return Followed(self._module, data, self.num_followed, self.num_samples)
 
     @contextmanager

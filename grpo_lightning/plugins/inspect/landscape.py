@@ -52,10 +52,7 @@ def points(ends: Tensor) -> Tensor:
 
 
 def bounds(grid: Tensor, clip: Tensor) -> Tensor:
-    """[n, 2] probabilities where tokens get to the lower and the upper bound; NaN where that lies outside.
-
-    `clip` is -1 at the lower bound or target, 1 at the upper, 0 between.
-    """
+    """[n, 2] probabilities where tokens get to the lower and the upper bound; NaN where that lies outside."""
     grid, order = grid.sort(dim=1)
     clip = clip.gather(1, order)
     between = (grid[:, 1:] + grid[:, :-1]) / 2

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from grpo_lightning.disk import write_whole
 from grpo_lightning.types import UsageError, require
 
 ASSETS = Path(__file__).with_name("assets")
@@ -54,21 +55,12 @@ def check_out(out: Path, default: str) -> None:
     """Finds before the runs are read what would fail, or destroy something, after."""
     require(not out.is_dir(), f"--out {out}: that is a folder. Give the name of a page, such as {out / default}")
     example = out.with_suffix(".html") if out.name else default
-    is_page = out.suffix.lower() in (".html", ".htm")
-    require(is_page, f"--out {out}: give the name of a page, such as {example}")
+    require(out.suffix.lower() in (".html", ".htm"), f"--out {out}: give the name of a page, such as {example}")
 
 
 def write_page(out: Path, text: str) -> None:
-    """Writes a page, and its folder if need be: a reader sees the old page or all of the new one.
-
-    `training.disk` has the like, but the package `training` imports torch.
-    """
-    partial = out.with_name(f".{out.name}.partial")
+    """Writes a page, and its folder if need be: a reader sees the old page or all of the new one."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-        partial.replace(out)
+        write_whole(out, text)
     except OSError as error:
         raise UsageError(f"--out {out}: it cannot be written ({error.strerror}). Give another with -o") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -47,7 +47,6 @@ class RunData:
     curves: dict[str, list[tuple[int, float]]]
     metrics: dict[str, str]
     notes: list[str]
-    """What could not be read or was left out, a sentence each."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunData":
@@ -136,10 +135,7 @@ def data_block(name: str, text: str) -> str:
 
 
 def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.0) -> list[str]:
-    """Writes the page of a run; returns what could not be read or was left out, a sentence each.
-
-    Beyond `max_mb` of records, of both runs together, steps are left out, evenly.
-    """
+    """Writes the page of a run; returns what could not be read or was left out, a sentence each."""
     runs = [RunData.read(folder) for folder in (run, compare) if folder is not None]
     sizes = [one.size(one.steps) for one in runs]
     for one, size in zip(runs, sizes, strict=True):

@@ -1,7 +1,8 @@
-"""What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
+"""What a run's updates did to each token: the records under `inspect/` in its folder.
 
-A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
-base64 of little-endian float32, float16, int32 or int8, so a token takes about 200 bytes.
+Tables in docs/inspect.md tell what each field is. A file holds one exploration step: a line of JSON about the step,
+then a line per group. Numbers per token are packed: base64 of little-endian float32, float16, int32 or int8, so a
+token takes about 200 bytes.
 """
 
 import base64
@@ -25,7 +26,7 @@ NAME = re.compile(r"step-[0-9]+\.jsonl")
 FORMAT = 1
 
 NUM_ALTERNATIVES = 5
-"""K, how many of the likeliest tokens are recorded at each position."""
+"""How many of the likeliest tokens are recorded at each position."""
 NUM_CURVE = 40
 
 DTYPES: Mapping[str, str] = {
@@ -33,28 +34,27 @@ DTYPES: Mapping[str, str] = {
     **dict.fromkeys(("given", "clip"), "<i1"),
     **dict.fromkeys(("curve", "curve_kl"), "<f2"),
 }
-"""Types of the arrays that are not float32, by the name of their field."""
+"""Types of the arrays that are not float32."""
 
 WIDTHS: Mapping[str, int] = {
     **{f"top_{when}_{what}": NUM_ALTERNATIVES for when in ("before", "after") for what in ("ids", "logp")},
     **{"near": 2, "curve": NUM_CURVE, "curve_kl": NUM_CURVE, "bounds": 2},
 }
+"""K, of the arrays that are [T, K]."""
 
 
 @dataclass(slots=True)
 class TokenRecord:
-    """The T tokens of a completion, drawn and given. An array is [T] float32, or None where the run has no such number.
+    """The T tokens of a completion, drawn and given.
 
-    A table in docs/inspect.md tells what each is. Given tokens, which the policy did not draw, have NaN in every
-    float32 array and 0 in `clip`.
+    An array is [T] or [T, K], by DTYPES and WIDTHS, or None where the run has no such number. Given tokens, which the
+    policy did not draw, have NaN in every float array and 0 in `clip`.
     """
 
     ids: Array
-    """[T] int32."""
     pieces: list[str]
-    """[T] the text that each token adds. A token that ends inside a character adds nothing; the next adds the whole."""
     given: Array | None = None
-    """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
+    """None: the policy drew all."""
     sampler_logp: Array | None = None
     old_logp: Array | None = None
     update_logp: Array | None = None
@@ -63,7 +63,6 @@ class TokenRecord:
     advantage: Array | None = None
     weight: Array | None = None
     correction: Array | None = None
-    """Factor for the mismatch of sampler and policy, which `weight` includes."""
     surrogate: Array | None = None
     kl: Array | None = None
     push: Array | None = None
@@ -72,18 +71,13 @@ class TokenRecord:
     entropy_update: Array | None = None
     entropy_after: Array | None = None
     top_before_ids: Array | None = None
-    """[T, K] int32 the likeliest tokens before the step's updates, likeliest first."""
     top_before_logp: Array | None = None
     top_after_ids: Array | None = None
     top_after_logp: Array | None = None
     near: Array | None = None
-    """[T, 2] float32 the probabilities around those of the policies, between which half of the curve's points are."""
     curve: Array | None = None
-    """[T, NUM_CURVE] float16 the surrogate with this token alone elsewhere, less `surrogate`: first at probabilities
-    from 0 to 1, then at those of `near`, evenly spread."""
     curve_kl: Array | None = None
     bounds: Array | None = None
-    """[T, 2] float32 probabilities where the token gets to its lower and its upper bound; NaN where there is none."""
     columns: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -100,11 +94,8 @@ class TurnRecord:
     """Tokens of a conversation that one side wrote. What the chat template writes around them belongs to given ones."""
 
     role: str
-    """`assistant` for the policy. Otherwise what the messages are: `user`, or `tool` and its name. `prompt` is what the
-    prompts of a group do not have in common, `history` what a branch begins with: the turns so far as they are now."""
     end: int
     reward: float | None = None
-    """What the environment gave for a turn of the policy; None for the others."""
 
 
 @dataclass(slots=True)
@@ -112,18 +103,13 @@ class ConversationRecord:
     """A conversation with an environment, and which piece of it a completion is."""
 
     piece: int
-    """From 0. A later one is a branch: the chat template has rewritten the turns before it."""
     num_pieces: int
-    """Pieces of the conversation. Its completions follow each other."""
     turns: list[TurnRecord] = field(default_factory=list)
     closing: list[tuple[str, str]] = field(default_factory=list)
-    """Role and text of what the environment wrote after the last turn. The policy did not see it."""
     outcome: float | None = None
     num_calls: int = 0
-    """Calls of tools in all pieces, failed ones included."""
     num_failed_calls: int = 0
     error: str = ""
-    """How the environment failed, in words."""
 
 
 @dataclass(slots=True)
@@ -133,23 +119,16 @@ class CompletionRecord:
     text: str
     finish_reason: str
     reward: float | None
-    """The weighted sum; None where a reward failed."""
     right: bool | None
-    """By the reward `judge`; None where that failed."""
     scores: dict[str, float | None]
-    """Each reward's value; None where it failed."""
     statuses: dict[str, str]
     answer: str | None
     segments: dict[str, list[tuple[int, float | None]]]
-    """By reward: index of each segment's last token, and its value; None where it failed."""
     tokens: TokenRecord
     greedy: bool = False
     judge: str = ""
-    """The name of the reward that decides what is right: in validation the judge."""
     conversation: ConversationRecord | None = None
-    """The turns, where there is an environment. A conversation has a completion per piece; None without environment."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What rewards say of their values: a judge's reply, the tests that failed."""
 
 
 @dataclass(slots=True)
@@ -157,20 +136,16 @@ class GroupRecord:
     """A prompt with its completions."""
 
     kind: str
-    """`train`, or `validation` for a prompt that is followed over the run."""
     roles: list[str]
-    """Why it was chosen: `mixed`, `moved`, `worst`, `best`, `followed`."""
     prompt_id: int
     question: str
     gold: str
     source: str
     prompt: str
-    """After the template."""
     num_prompt_tokens: int
     mean: float | None
     std: float | None
     update: int | None
-    """The last update of the step whose forward saw it, from 0, though it may have been refused or not finite."""
     completions: list[CompletionRecord]
     vocabulary: dict[int, str]
 
@@ -180,16 +155,12 @@ class StepRecord:
     """What is recorded of an exploration step."""
 
     step: int
-    """Exploration steps done: 1 more than x in TensorBoard."""
     objective: dict[str, Any]
-    """The objective's class and settings, nested; an infinite setting is None."""
     temperature: float
     rewards: list[str]
     correct: str
-    """The reward that decides what is right in training."""
     groups: list[GroupRecord]
     val_temperature: float | None = None
-    """That of validation, at which followed prompts are measured; 1 where validation is greedy."""
     format: int = FORMAT
 
     def lines(self) -> list[str]:

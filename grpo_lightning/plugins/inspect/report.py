@@ -24,22 +24,10 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 import grpo_lightning
+from grpo_lightning.plugins.inspect import comparison
 from grpo_lightning.plugins.inspect.arms import Arm, Run, arms_of, read_runs
 from grpo_lightning.plugins.inspect.charts import Point, Series, XAxis, chart, outside
-from grpo_lightning.plugins.inspect.comparison import (
-    AXES,
-    ENOUGH,
-    SUMMED,
-    Curve,
-    Metric,
-    Table,
-    coarsened,
-    compare,
-    curves,
-    means,
-    shown,
-    with_interval,
-)
+from grpo_lightning.plugins.inspect.comparison import AXES, ENOUGH, SUMMED, Curve, Metric, Table, with_interval
 from grpo_lightning.plugins.inspect.configs import Config, differing, primary
 from grpo_lightning.plugins.inspect.judges import judge_of, measure, warning
 from grpo_lightning.plugins.inspect.markup import check_out, counted, filled, source_of, write_page
@@ -104,7 +92,7 @@ class Report:
             made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by grpo_lightning {grpo_lightning.__version__}",
             parts=[self._axis(axis) for axis in self.axes],
             constants={"enough": ENOUGH, "num_colors": NUM_COLORS, "many_rows": MANY_ROWS},
-            functions={"shown": shown, "interval": with_interval},
+            functions={"shown": comparison.shown, "interval": with_interval},
         )
 
     def notes(self) -> list[str]:
@@ -135,10 +123,10 @@ class Report:
     def _axis(self, axis: str) -> dict[str, Any]:
         """The figures and the tables along an axis, and how many differences are tested and marked there."""
         arms = {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
-        found = {metric.name: curves(arms, metric.name, axis) for metric in self.metrics}
+        found = {metric.name: comparison.curves(arms, metric.name, axis) for metric in self.metrics}
         ends = [x for by_arm in found.values() for runs in by_arm.values() for of in runs.values() for x in of.x]
         x_axis = XAxis(min(ends), max(ends), AXES[axis], axis in ("step", "update"))
-        table = compare(arms, self.metrics, axis)
+        table = comparison.compare(arms, self.metrics, axis)
         differences = [cell.difference for cells in table.cells.values() for cell in cells]
         tested = [one for one in differences if one is not None and math.isfinite(one.half)]
         return {
@@ -164,9 +152,11 @@ class Report:
 
     def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> tuple[str, str, Markup]:
         """The name, the facts below it, and the chart, which is empty where no value is finite."""
-        width = bin_width([of for runs in by_arm.values() for of in runs.values()])
+        steps = [of.step for runs in by_arm.values() for of in runs.values()]
+        is_long = any(len(of) > MOST_STEPS for of in steps)
+        width = math.ceil(max(of[-1] for of in steps) / MOST_STEPS) if is_long else 1
         series = [
-            series_of(i, arm, [coarsened(of, width) if width > 1 else of for of in runs.values()], axis.label)
+            series_of(i, arm, [comparison.coarsened(of, width) for of in runs.values()], axis.label)
             for i, (arm, runs) in enumerate(by_arm.items())
         ]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
@@ -192,7 +182,7 @@ class Report:
 
 def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> Series:
     """The lines and bands of one arm."""
-    pieces = groupby(means(found), lambda point: point[1].n == len(found))
+    pieces = groupby(comparison.means(found), lambda point: point[1].n == len(found))
     whole = [[*piece] for has_all_seeds, piece in pieces if has_all_seeds]
     bands = [piece for piece in whole if len(piece) > 1 and len(found) >= ENOUGH]
     return Series(
@@ -203,12 +193,6 @@ def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> S
         seeds=[_pieces(one) for one in found] if len(found) > 1 else [],
         labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in whole for x, y in piece},
     )
-
-
-def bin_width(found: Sequence[Curve]) -> int:
-    """The number of steps that a point of these curves stands for; 1 where they are short."""
-    is_long = any(len(of.step) > MOST_STEPS for of in found)
-    return math.ceil(max(of.step[-1] for of in found) / MOST_STEPS) if is_long else 1
 
 
 def _pieces(of: Curve) -> list[list[Point]]:

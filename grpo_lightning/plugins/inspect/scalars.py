@@ -1,11 +1,11 @@
 """The curves of a run, from its event files or, where it has none, its table."""
 
-import csv
 import re
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
+from grpo_lightning.disk import table
 from grpo_lightning.types import FIRST_LOOK
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -40,18 +40,13 @@ def _events(files: list[Path]) -> Iterator[tuple[str, int, float, float]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, int, float, float]]:
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    whole = text[: text.rfind("\n") + 1]  # the last row may be half written
-    for number, row in enumerate(csv.DictReader(whole.splitlines())):
+    for number, row in enumerate(table(path)):
         step = int(row.pop("step"))
-        yield from ((name, step, number, float(value)) for name, value in row.items() if value)
+        yield from ((name, step, number, float(value)) for name, value in row.items())
 
 
 def validation_names(scalars: Scalars) -> list[str]:
-    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k, then `val/NAME/avg@k` of other validations.
-
-    Empty if it never validated.
-    """
+    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k, then `val/NAME/avg@k` of others, if there are any."""
     k = next((name.removeprefix("val/avg@") for name in scalars if name.startswith("val/avg@")), None)
     main = [] if k is None else [f"val/avg@{k}", "val/greedy", f"val/maj@{k}"]
     return main + [name for name in scalars if re.fullmatch(r"val/[\w-]+/avg@\d+", name)]

@@ -21,8 +21,7 @@ class LabelledBatchSize:
     """The size of the batch of one optimizer update of the reward model, over all of its packs."""
 
     num_completions: int
-    num_contested: int
-    """The number of prompts with pairs of a better and a worse completion."""
+    num_contested: int  # the number of prompts with pairs of a better and a worse completion
 
     @classmethod
     def from_groups(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
@@ -52,7 +51,6 @@ class BinaryCrossEntropy(RewardLoss):
     """
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
-        """As in `RewardLoss`."""
         return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.num_completions, 1)
 
 
@@ -71,7 +69,6 @@ class BradleyTerry(RewardLoss):
         self.center = center
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
-        """As in `RewardLoss`."""
         better, worse, weight = pairs(label, group)
         loss = -F.logsigmoid(score[better] - score[worse])
         loss = loss + self.center * (score[better] + score[worse]).square()
@@ -90,7 +87,6 @@ class SumOf(RewardLoss):
         self.losses = losses
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
-        """As in `RewardLoss`."""
         return torch.stack([loss(score, label, group, batch) for loss in self.losses]).sum()
 
 

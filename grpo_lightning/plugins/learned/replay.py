@@ -11,20 +11,17 @@ from typing import Any
 
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.tasks.readers import READERS
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.types import UsageError, at_least, require
 
 
 @dataclass(slots=True)
 class LabelledGroup:
     """The labelled completions of one prompt, at least one."""
 
-    prompt: str
-    """The prompt as the reward model reads it."""
+    prompt: str  # the prompt as the reward model reads it
     completions: list[str]
-    ended: list[bool]
-    """Whether each completion ended by itself; False where it was cut off."""
-    labels: list[float]
-    """How right each completion is, from 0 to 1."""
+    ended: list[bool]  # whether each completion ended by itself; False where it was cut off
+    labels: list[float]  # how right each completion is, from 0 to 1
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -114,10 +111,9 @@ class Replay:
     def __post_init__(self) -> None:
         at_least("replay.buffer_size", self.buffer_size, 2, "LearnedReward")
         at_least("replay.per_label", self.per_label, 1, "LearnedReward")
-        if not 0 <= self.fraction < 1:
-            raise UsageError(f"replay.fraction={self.fraction} of LearnedReward: give a fraction from 0 to below 1")
-        if not 0 < self.held_out < 1:
-            raise UsageError(f"replay.held_out={self.held_out} of LearnedReward: give a fraction above 0 and below 1")
+        give = "of LearnedReward: give a fraction"
+        require(0 <= self.fraction < 1, f"replay.fraction={self.fraction} {give} from 0 to below 1")
+        require(0 < self.held_out < 1, f"replay.held_out={self.held_out} {give} above 0 and below 1")
 
 
 class ReplayBuffer:
@@ -191,14 +187,8 @@ def mixed(
 
     "a replay mechanism that incorporates 10% of historical data" (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.4). The
     fraction is exact over the batches: 15 new prompts in batches of 4 with `replay=0.1` get 0, 0, 1 and 0 prompts of
-    history, since the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1.
-
-    Args:
-        new: The new prompts; each comes once.
-        history: The prompts of earlier iterations, drawn uniformly, each at most once per batch.
-        size: Prompts per batch; the last batch may be smaller.
-        replay: Fraction of history in every batch, from 0 to below 1.
-        rng: Decides order and draws.
+    history, since the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1. Those of history are drawn uniformly, each at
+    most once per batch. The last batch may be smaller.
     """
     order = rng.sample(new, len(new))
     done = index = 0

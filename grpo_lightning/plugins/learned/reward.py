@@ -19,8 +19,7 @@ from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
 
-SEED = "seed.jsonl"
-"""The file beside a reward model with its training data, as written by `tools/make_reward_model.py`."""
+SEED = "seed.jsonl"  # the file beside a reward model with its training data, as written by `tools/make_reward_model.py`
 
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
 """The statuses of a labeller that failed: its value is then not a label."""
@@ -95,7 +94,6 @@ class LearnedReward(Reward):
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Reads the weights."""
         super().setup(run)
         self.model.load(run.device)
 
@@ -148,11 +146,9 @@ class LearnedReward(Reward):
                 yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), ended, label, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers, and the data of the running iteration."""
         return {} if self.labeller is None else self.iterations.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
         self.iterations.load_state_dict(state)
 
 

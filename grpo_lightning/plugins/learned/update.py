@@ -15,7 +15,7 @@ from grpo_lightning import ranks
 from grpo_lightning.plugins.learned.classifier import RewardModel
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, LabelledBatchSize, RewardLoss, accuracy
 from grpo_lightning.plugins.learned.replay import Batch, LabelledGroup, Replay, ReplayBuffer, mixed
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.types import at_least, require
 
 log = logging.getLogger(__name__)
 GRAD_CLIP = 1.0
@@ -24,8 +24,7 @@ GRAD_CLIP = 1.0
 class Quality(NamedTuple):
     """The quality of a reward model on prompts it was not trained on."""
 
-    accuracy: float
-    """As in `loss.accuracy`."""
+    accuracy: float  # as in `loss.accuracy`
     loss: float
 
 
@@ -34,8 +33,7 @@ class Trial(NamedTuple):
 
     new: tuple[Quality, Quality]
     old: tuple[Quality, Quality] | None
-    replayed: float
-    """The fraction of the training completions that came from history."""
+    replayed: float  # the fraction of the training completions that came from history
 
 
 @dataclass
@@ -64,10 +62,8 @@ class RewardUpdate:
     def __post_init__(self) -> None:
         for name, least in (("num_passes", 0), ("batch_size", 1), ("max_forgetting", 0)):
             at_least(f"update.{name}", getattr(self, name), least, "LearnedReward")
-        if not -1 <= self.min_gain < 1:
-            raise UsageError(f"update.min_gain={self.min_gain} of LearnedReward: give -1 to below 1")
-        if not 0 < self.lr < math.inf:
-            raise UsageError(f"update.lr={self.lr} of LearnedReward: give more than 0")
+        require(-1 <= self.min_gain < 1, f"update.min_gain={self.min_gain} of LearnedReward: give -1 to below 1")
+        require(0 < self.lr < math.inf, f"update.lr={self.lr} of LearnedReward: give more than 0")
 
     def __call__(
         self, model: RewardModel, batches: Sequence[Batch], new: Sequence[LabelledGroup], old: Sequence[LabelledGroup]
@@ -122,9 +118,9 @@ class RewardUpdate:
         before, after = trial.new
         gain = after.accuracy - before.accuracy
         gains = gain > self.min_gain or (gain == self.min_gain and after.loss < before.loss)
-        return gains and (
-            trial.old is None or trial.old[1].accuracy >= trial.old[0].accuracy - self.max_forgetting - 1e-9
-        )
+        if trial.old is None:
+            return gains
+        return gains and trial.old[1].accuracy >= trial.old[0].accuracy - self.max_forgetting - 1e-9
 
 
 def rate(update: int, num_updates: int) -> float:
@@ -166,15 +162,13 @@ class Iterations:
         self.model = model
         self.update = update
         self.replay = replay
-        self.version = 0
-        """The number of updates accepted so far."""
+        self.version = 0  # the number of updates accepted so far
         self.iteration = 0
         """The number of iterations ended so far. In the history they count from 1; 0 is the data of `seed.jsonl`."""
         num_test = min(max(round(replay.buffer_size * replay.held_out), 1), replay.buffer_size - 1)
         self.history = ReplayBuffer(replay.buffer_size - num_test)
         self.test = ReplayBuffer(num_test)
-        self.pending: list[LabelledGroup] = []
-        """The data of the running iteration, and of those that wait for it."""
+        self.pending: list[LabelledGroup] = []  # the data of the running iteration, and of those that wait for it
         self._best: dict[int, float] = {}
 
     def remember(self, iteration: int, groups: Sequence[LabelledGroup]) -> None:

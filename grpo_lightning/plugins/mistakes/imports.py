@@ -13,8 +13,6 @@ from grpo_lightning.plugins.mistakes.internals import left_by
 from grpo_lightning.types import UsageError
 
 PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
-"""The folder of this package."""
-
 LIBRARIES = ("<", PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")))
 """How files begin that are not the user's; beside them those in `site-packages` or `dist-packages`."""
 

@@ -4,11 +4,6 @@ import traceback
 from typing import Any
 
 
-def hint_of(option: Any) -> Any:
-    """The type of an option, as the class that it belongs to annotates it."""
-    return option._typehint
-
-
 def left_by(error: BaseException, function: str, variable: str) -> list[Any]:
     """The values that a variable had in the calls of a function which `error` has left, outermost first.
 

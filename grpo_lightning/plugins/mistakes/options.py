@@ -4,20 +4,14 @@ import argparse
 import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from grpo_lightning.command import internals
+from grpo_lightning.plugins.mistakes import sentences
 from grpo_lightning.plugins.mistakes.imports import import_mistake, refusal
-from grpo_lightning.plugins.mistakes.internals import hint_of, left_by
-from grpo_lightning.plugins.mistakes.sentences import (
-    BY_CLASS,
-    among,
-    did_you_mean,
-    instead,
-    no_such_argument,
-    one_line,
-)
+from grpo_lightning.plugins.mistakes.internals import left_by
+from grpo_lightning.plugins.mistakes.sentences import BY_CLASS, one_line
 from grpo_lightning.types import UsageError
 
 PLAIN: dict[Any, str] = {
@@ -57,13 +51,13 @@ def explain(parser: Any, message: str, error: BaseException | None) -> OptionErr
     if found := re.search(r"(?s)unrecognized arguments: (.*)|^'?Option '([^']*)' is not accepted", message):
         return unknown_key(parser, found[1] or found[2])
     if found := re.search(r"^Subcommand '(.*)' does not accept option '(.*)'", message):
-        return unknown_option(internals.options_of(parser, found[1]), found[2])
+        return unknown_option(internals.hints_of(parser, found[1]), found[2])
     if found := re.search(r"(?s)the following arguments are required: (.*)", message):
         return missing_keys(parser, found[1])
     if found := re.search(r'Linked "([^"]*)" must be given via "([^"]*)"', message):
         return OptionError(found[1], f": it follows from {found[2]}; set that instead")
     if found := re.search(r"^--(\S+)\.help: .*: ([\w.]+)$", message):
-        return wrong_class(f"{found[1]}.help", found[2], type_of(parser, found[1]))
+        return wrong_class(f"{found[1]}.help", found[2], internals.hints_of(parser).get(found[1]))
     if found := re.search(r"(?s)^(?:Unexpected|Problems parsing) config: (.*)", message):
         path = left_by(error, "_load_config_parser_mode", "path") if error else []
         return OptionError("config", f"={', '.join(map(str, path))}: no keys and values in YAML: {one_line(found[1])}")
@@ -74,22 +68,21 @@ def explain(parser: Any, message: str, error: BaseException | None) -> OptionErr
 
 def unknown_key(parser: Any, given: str) -> OptionError:
     """A key or flag that no option of a parser has."""
-    flag, options = given.split("=")[0].split()[0], internals.options_of(parser)
+    flag, hints = given.split("=")[0].split()[0], internals.hints_of(parser)
     if not flag.startswith("-") and parser.owner is None:
         return OptionError(flag, ": this is no option; options are written --KEY VALUE or --KEY=VALUE")
     if parser.owner is None:
-        return unknown_option(options, flag)
+        return unknown_option(hints, flag)
     if flag == "class_path":  # beside it stands what belongs below
         return OptionError("", f": {BY_CLASS}")
     key = flag.removeprefix("--").partition(".")[0]
-    return OptionError(key, no_such_argument(key, parser.owner.__name__, [option.dest for option in options]))
+    return OptionError(key, sentences.no_such_argument(key, parser.owner.__name__, [*hints]))
 
 
-def unknown_option(options: Iterable[Any], flag: str) -> OptionError:
+def unknown_option(hints: Mapping[str, Any], flag: str) -> OptionError:
     """A key that no option of a command has, nor any class that the options take; in a file it has no dashes."""
-    hints = {option.dest: hint_of(option) for option in options}
     taken = [f"{key}.{name}" for key, hint in hints.items() for kind in kinds_of(hint) for name in arguments_of(kind)]
-    return OptionError(flag, f": there is no such option.{instead(flag, [*hints, *taken])}")
+    return OptionError(flag, f": there is no such option.{sentences.instead(flag, [*hints, *taken])}")
 
 
 def missing_keys(parser: Any, keys: str) -> OptionError:
@@ -98,12 +91,12 @@ def missing_keys(parser: Any, keys: str) -> OptionError:
     first, *others = (key.removeprefix(f"{command}.") for key in keys.split(", "))
     also = f", with {', '.join(others)}" if others else ""
     needs = f": not set, and {parser.owner.__name__ if parser.owner else 'the run'} needs it{also}."
-    return OptionError(first, needs + there_are(type_of(parser, first, command)))
+    return OptionError(first, needs + there_are(internals.hints_of(parser, command).get(first)))
 
 
 def wrong_value(parser: Any, key: str, message: str) -> OptionError:
     """A value that is not of the option's type."""
-    hint = type_of(parser, key)
+    hint = internals.hints_of(parser).get(key)
     given = r"Given value: (.*?)(?:\. Got value: .*)?\Z|Got value: (.*?)(?:\nSubclass types.*)?\Z"
     if nested := re.search(r"NestedArg\(key='([^']*)', val='(.*?)'\)", message):
         key, value = f"{key}.{nested[1]}", nested[2]
@@ -117,7 +110,7 @@ def wrong_value(parser: Any, key: str, message: str) -> OptionError:
         alone = f", or its arguments alone: {{{first}: {value}}}" if first else ""
         return OptionError(key, f"={value}: expected {names}; {BY_CLASS}{alone}.{there_are(hint)}")
     words = words_of(hint)
-    close = did_you_mean(value, [word for word in words if word not in PLAIN.values()])
+    close = sentences.did_you_mean(value, [word for word in words if word not in PLAIN.values()])
     return OptionError(key, f"={value}: expected {' or '.join(words)}{close and f'.{close}'}")
 
 
@@ -159,7 +152,7 @@ def kinds_of(hint: Any) -> list[type]:
 
 def there_are(hint: Any, given: str = "") -> str:
     """The classes that a type allows, with the one nearest to what was given."""
-    return among([kind.__name__ for kind in kinds_of(hint)], given)
+    return sentences.among([kind.__name__ for kind in kinds_of(hint)], given)
 
 
 def arguments_of(kind: Any) -> list[str]:
@@ -185,11 +178,6 @@ def words_of(hint: Any) -> list[str]:
     if origin is Literal:
         return [str(choice) for choice in parts]
     return [PLAIN.get(hint, "a list" if origin is list else getattr(hint, "__name__", str(hint)))]
-
-
-def type_of(parser: Any, key: str, subcommand: str = "") -> Any:
-    """The type of an option; None if there is no such option."""
-    return next((hint_of(option) for option in internals.options_of(parser, subcommand) if option.dest == key), None)
 
 
 def refused_argument(error: BaseException) -> UsageError:

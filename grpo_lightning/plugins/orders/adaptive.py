@@ -20,13 +20,10 @@ class Adaptive(QuestionOrder):
     """An order that depends on the rewards of earlier groups. Derive from it: choose a row, learn from a group."""
 
     def setup(self, questions: Sequence[Question], seed: int) -> None:
-        """As `QuestionOrder.setup`."""
         super().setup(questions, seed)
         self.asked: dict[int, int] = {}
         """The row of each id that is asked and not observed yet."""
-        self.checksum = 0
-        for question in questions:
-            self.checksum = crc32(question.text.encode(), self.checksum)
+        self.checksum = crc32("".join(question.text for question in questions).encode())
 
     @abstractmethod
     def choose(self, id: int) -> int:
@@ -41,14 +38,12 @@ class Adaptive(QuestionOrder):
         return {}
 
     def next(self, ids: range) -> list[int]:
-        """As `QuestionOrder.next`."""
         for id in ids:
             if id not in self.asked:  # what is drawn ahead is asked again after a resume
                 self.asked[id] = self.choose(id)
         return [self.asked[id] for id in ids]
 
     def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:
-        """As `QuestionOrder.observe`."""
         for id, values in rewards.items():
             row, scored = self.asked.pop(id, None), [value for value in values if not math.isnan(value)]
             if row is not None and scored:
@@ -60,11 +55,10 @@ class Adaptive(QuestionOrder):
         return Random(f"{self.seed} {id}")
 
     def state_dict(self) -> dict[str, Any]:
-        """As `QuestionOrder.state_dict`."""
         return {"order": type(self).__name__, "checksum": self.checksum, "asked": {**self.asked}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `QuestionOrder.load_state_dict`; begins anew after another order, and with other questions."""
+        """Begins anew after another order, and with other questions."""
         own = type(self).__name__, self.checksum
         if (state.get("order"), state.get("checksum")) == own:
             self.asked = {**state["asked"]}

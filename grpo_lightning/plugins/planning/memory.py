@@ -114,9 +114,8 @@ class Plan:
             packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
         pack = max(packs, key=lambda one: len(one.all_token_ids))
         kl = self.model.objective.kl if self.model.objective.kl.reads_distributions else None
-        teacher = self.teachers[0] if self.teachers else None
         scored = max(peak_of(one, pack, False, mixed, entropy) for one in (self.fake, *self.teachers))
-        updated = peak_of(self.fake, pack, True, mixed, entropy, kl, teacher)
+        updated = peak_of(self.fake, pack, True, mixed, entropy, kl, next(iter(self.teachers), None))
         return len(pack.all_token_ids), len(pack), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:

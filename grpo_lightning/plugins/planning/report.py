@@ -57,9 +57,8 @@ class MemoryReport(Callback):
             except Exception as error:
                 rank_zero_info(f"memory: not known for {plan.policy.config.model_type} ({first_line(error)})")
 
-    def _plan(self, trainer: L.Trainer, module: L.LightningModule) -> Plan:
-        data, device = getattr(trainer, "datamodule", None), trainer.strategy.root_device
-        assert isinstance(module, GRPOModule) and isinstance(data, TaskData)
+    def _plan(self, trainer: Any, module: Any) -> Plan:
+        data, device = trainer.datamodule, trainer.strategy.root_device
         strategy = "fsdp2" if isinstance(trainer.strategy, ModelParallelStrategy) else "ddp"
         process = self._process if device.type == "cpu" else process_bytes("cuda")
         devices = Devices(device.type, trainer.world_size, strategy, str(trainer.precision), process)

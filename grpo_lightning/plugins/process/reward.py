@@ -17,7 +17,7 @@ from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import check_pattern
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
-from grpo_lightning.types import Completion, Question, Sample, Status, UsageError, at_least
+from grpo_lightning.types import Completion, Question, Sample, Status, at_least, require
 
 
 class Splitter(ABC):
@@ -43,7 +43,6 @@ class ByLine(Splitter):
     """Makes every line that is not blank a segment, with its line break: for solutions with one thought per line."""
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        """The indices after every line break."""
         return [Outcome(Status.OK, [index + 1 for index, c in enumerate(text) if c == "\n"]) for text in texts]
 
 
@@ -54,9 +53,6 @@ class ByPattern(Splitter):
         pattern: The text between two segments, which belongs to the earlier one: `\n\n`, `[.;]\s`, or `</step>` for
             policies that mark segments. An empty match, such as `(?=Segment \d)`, cuts there.
         timeout: Seconds per completion.
-
-    Raises:
-        UsageError: `pattern` is not a regular expression.
     """
 
     def __init__(self, pattern: str, timeout: float = 1.0) -> None:
@@ -65,11 +61,9 @@ class ByPattern(Splitter):
         self._pool = WorkerPool(num_workers=1, timeout=timeout)
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        """The indices after every match."""
         return self._pool.map(inside("patterns.ends"), [[self.pattern, text] for text in texts])
 
     def close(self) -> None:
-        """Ends the worker process."""
         self._pool.close()
 
 
@@ -111,9 +105,6 @@ class ProcessReward(Reward):
         max_segments: Largest number of segments per completion; the last one takes the rest.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
-
-    Raises:
-        UsageError: `max_segments` is below 1.
     """
 
     def __init__(
@@ -127,8 +118,7 @@ class ProcessReward(Reward):
     ) -> None:
         super().__init__(weight, name)
         at_least("max_segments", max_segments, 1, "ProcessReward")
-        if reduce not in REDUCE:
-            raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
+        require(reduce in REDUCE, f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
         self.scorer = scorer
         self.tokenizer: Any = None  # the policy's, which maps characters to tokens
         self.splitter = splitter or ByLine()
@@ -136,20 +126,14 @@ class ProcessReward(Reward):
         self.max_segments = max_segments
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Lets the scorer read the questions."""
         self.scorer.read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Takes the run's tokenizer, and lets the scorer read its weights."""
         self.tokenizer = run.tokenizer
         self.scorer.setup(run)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter.
-
-        Raises:
-            ValueError: The tokenizer is not the policy's.
-        """
+        """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter."""
         cuts = self.splitter([sample.text for sample in samples])
         result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], segments=[[] for _ in samples])
         assert result.segments is not None
@@ -166,7 +150,6 @@ class ProcessReward(Reward):
         return result
 
     def close(self) -> None:
-        """Closes splitter and scorer."""
         self.splitter.close()
         self.scorer.close()
 
@@ -190,16 +173,8 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
     """The index of the last token of each text up to `ends`: the first by which all of that text is decoded.
 
     Found by decoding beginnings of the completion. So it is right for characters of several tokens, tokens of several
-    characters, and tokens that decode to nothing.
-
-    Args:
-        tokenizer: The policy's.
-        token_ids: The completion, without the stop token.
-        text: The completion as text, up to the end of a stop string.
-        ends: Indices of characters in `text`, ascending.
-
-    Raises:
-        ValueError: `tokenizer` does not decode `token_ids` to `text`.
+    characters, and tokens that decode to nothing. `token_ids` are without the stop token, `text` goes up to the end of
+    a stop string, and `ends` are ascending.
     """
     ids = np.array(token_ids, dtype=np.int64)  # transformers checks every item of a list
 
@@ -214,9 +189,6 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
         )
     tokens = [0]
     for end in ends:
-        tokens.append(
-            bisect_left(
-                range(len(token_ids)), True, tokens[-1], key=lambda last: beginning(last).startswith(text[:end])
-            )
-        )
+        found = bisect_left(range(len(ids)), True, tokens[-1], key=lambda last: beginning(last).startswith(text[:end]))
+        tokens.append(found)
     return tokens[1:]

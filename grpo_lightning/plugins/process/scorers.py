@@ -59,20 +59,16 @@ class TokenModel(SegmentScorer):
         trust_remote_code: bool = False,
         separator: str = "\n",
     ) -> None:
-        options = (path, max_tokens, dtype, max_length, trust_remote_code)
-        self._classifier = Classifier("TokenModel", *options)
+        self._classifier = Classifier("TokenModel", path, max_tokens, dtype, max_length, trust_remote_code)
         self.separator = separator
 
     def setup(self, run: Run) -> None:
-        """Reads the model."""
         self._classifier.load(run.device)
 
     def close(self) -> None:
-        """Releases the model."""
         self._classifier.close()
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The probability of each segment."""
         encode, longest = self._classifier.tokenizer.encode, self._classifier.longest
         separator = encode(self.separator, add_special_tokens=False)
         inputs, ends = [], []

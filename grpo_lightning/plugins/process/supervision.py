@@ -19,7 +19,6 @@ class ProcessSupervision(GroupStd):
     """
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
-        """[N] float32 advantages: what ends at the token or later, summed."""
         if not any(rewards.segments):
             raise UsageError(
                 "ProcessSupervision: no reward scores segments; add one whose RewardResult has `segments`, or use"

@@ -9,18 +9,14 @@ from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least, require
 
 ENTRIES, SCORE = inside("gym.entries", __file__), inside("gym.score", __file__)
 """The functions that make and score puzzles in a worker."""
 
 INSTALL = "pip install grpo-lightning[reasoning-gym]"
-
-METADATA = "reasoning_gym"
-"""The key of a question's metadata that holds its `dataset` and the index of its `entry`."""
-
-SECONDS = 600.0
-"""Seconds in which the questions of a run must be made."""
+METADATA = "reasoning_gym"  # the key of a question's metadata that holds its `dataset` and the index of its `entry`
+SECONDS = 600.0  # seconds in which the questions of a run must be made
 
 
 class ReasoningGym(Task):
@@ -39,9 +35,6 @@ class ReasoningGym(Task):
         num_train: Number of questions to train on.
         num_val: Number of questions held out for validation, and as many others for test.
         seed: Seed of the generator.
-
-    Raises:
-        UsageError: A number is below 1; or, from `questions`, reasoning-gym is not installed or refuses name or config.
     """
 
     judge = "ReasoningGymReward"
@@ -58,34 +51,28 @@ class ReasoningGym(Task):
         at_least("data.task.num_val", num_val, 1)
         self.name = name
         self.config = config or {}
-        if reserved := {"size", "seed"} & self.config.keys():
-            raise UsageError(f"data.task.config: {min(reserved)} is set by data.task.seed, num_train and num_val")
+        for key in ("seed", "size"):
+            require(key not in self.config, f"data.task.config: {key} is set by data.task.seed, num_train and num_val")
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
         self._made: list[tuple[str, str]] = []
 
     def questions(self, split: Split) -> Sequence[Question]:
-        """The questions of `split`, as in `Task.questions`."""
-        bounds = {"val": (0, self.num_val), "test": (self.num_val, 2 * self.num_val)}
-        bounds["predict"] = bounds["test"]
-        bounds["train"] = (2 * self.num_val, 2 * self.num_val + self.num_train)
-        if split not in bounds:
-            raise UsageError(f"split={split!r} of ReasoningGym: use train, val, test or predict")
-        start, stop = bounds[split]
+        first = {"val": 0, "test": self.num_val, "predict": self.num_val, "train": 2 * self.num_val}
+        require(split in first, f"split={split!r} of ReasoningGym: use train, val, test or predict")
+        start = first[split]
         # Earlier splits are made too, because their questions are not asked again.
-        entries = self._entries(stop)
+        entries = self._entries(start + (self.num_train if split == "train" else self.num_val))
         held_out = {text for text, _ in entries[:start]}
         questions = [
             Question(text, answer, f"{self.name}:{index}", {METADATA: {"dataset": self._dataset, "entry": index}})
             for index, (text, answer) in enumerate(entries)
             if index >= start and text not in held_out
         ]
-        if not questions:
-            raise UsageError(
-                f"data.task.name={self.name}: every {split} question is in an earlier split too; make the config "
-                f"harder, or lower data.task.num_val={self.num_val}"
-            )
+        fix = f"make the config harder, or lower data.task.num_val={self.num_val}"
+        every = f"data.task.name={self.name}: every {split} question is in an earlier split too"
+        require(bool(questions), f"{every}; {fix}")
         return questions
 
     @property
@@ -125,9 +112,6 @@ class ReasoningGymReward(Reward):
         num_workers: Number of worker processes.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
-
-    Raises:
-        UsageError: Before the run starts: reasoning-gym cannot be imported, or the questions are not from it.
     """
 
     finds_answers = True
@@ -147,9 +131,8 @@ class ReasoningGymReward(Reward):
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Imports reasoning-gym in a worker, and checks that the questions are its own."""
         for question in questions:
-            if METADATA not in question.metadata:
-                source = question.source or "a question"
-                raise UsageError(f"reward {self.name}: {source} is not of the task ReasoningGym")
+            source = question.source or "a question"
+            require(METADATA in question.metadata, f"reward {self.name}: {source} is not of the task ReasoningGym")
         try:
             self._pool.load(SCORE)
         except LoadError as error:
@@ -173,5 +156,4 @@ class ReasoningGymReward(Reward):
         return result
 
     def close(self) -> None:
-        """Ends the worker processes."""
         self._pool.close()

@@ -20,8 +20,7 @@ class EarlierWeights(NamedTuple):
     """The trained weights as they were at the start of a step."""
 
     step: int
-    version: int
-    """`Policy.version` of them."""
+    version: int  # `Policy.version` of them
     weights: dict[str, Tensor]
     """By their names in the policy. Sharded ones are sharded; read from a checkpoint they are whole."""
 
@@ -55,7 +54,6 @@ class StaleSource(Synchronous):
         """The weights of the last steps, the oldest first."""
 
     def next(self, step: int) -> Exploration:
-        """Samples and scores with the oldest weights that it keeps, then keeps the current ones."""
         policy, oldest = self.inputs.policy, self.earlier[0] if self.earlier else None
         with oldest.put_into(policy) if oldest else nullcontext():
             exploration = super().next(step)

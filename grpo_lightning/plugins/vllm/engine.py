@@ -162,7 +162,6 @@ class VLLMEngine(RolloutEngine):
         (self._has_head,) = self._llm.apply_model(lambda model: hasattr(model, "lm_head"))
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`."""
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
         limit = self._llm.llm_engine.model_config.max_model_len
         setting = ("model.engine.max_model_len", "raise max_model_len, or max_cache_gib if max_model_len is null")
@@ -195,7 +194,6 @@ class VLLMEngine(RolloutEngine):
             yield
 
     def _ask(self, drawing: Drawing, sampling: Sampling) -> None:
-        """Gives vLLM its requests."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -223,7 +221,6 @@ class VLLMEngine(RolloutEngine):
         return ended
 
     def close(self) -> None:
-        """Ends vLLM. May be called twice."""
         super().close()
         if self._llm is not None:
             with GUEST.at_home(self._device), GUEST.leaving():

@@ -4,9 +4,9 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -39,8 +39,7 @@ class Fleet:
 
     def __init__(self, servers: list[Server], slots: int) -> None:
         self.servers, self.slots = servers, slots
-        self.live = [*servers]
-        """Those that have the weights, and have not failed since."""
+        self.live = [*servers]  # those that have the weights, and have not failed since
         self.version, self.pushed = 0, ""
         """`Policy.version` of the weights, and what the servers call them."""
         self._changed = threading.Condition()
@@ -161,7 +160,8 @@ class Fleet:
             call = drawing.calls[index]
             parameters = call.parameters(sampling, drawing.stops.ids)
             body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
-            with closing(server.events(GENERATE, body) if drawing.streams else once(server, body)) as pieces:
+            streamed = closing(server.events(GENERATE, body)) if drawing.streams else None
+            with streamed or nullcontext([server.post(GENERATE, body)]) as pieces:
                 for piece in pieces:
                     take(index, checked(piece, server, vocabulary, drawing, index), version)
                     if index not in drawing.open:
@@ -210,11 +210,6 @@ class Fleet:
 
 class OtherWeights(ServerError):
     """A server draws with weights that the run did not give it."""
-
-
-def once(server: Server, body: dict[str, Any]) -> Generator[Any, None, None]:
-    """Yields the whole answer."""
-    yield server.post(GENERATE, body)
 
 
 def checked(answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int) -> list[Part]:

@@ -127,14 +127,13 @@ class Guest:
         vLLM destroys whatever default group there is.
         """
         others = distributed.group.WORLD if self._group is None else None
-        if others is None:
-            yield
-            return
-        _set_default_group(None)
+        if others is not None:
+            _set_default_group(None)
         try:
             yield
         finally:
-            _set_default_group(others)
+            if others is not None:
+                _set_default_group(others)
 
     @contextmanager
     def _own_functions(self) -> Iterator[None]:

@@ -213,7 +213,6 @@ class VLLMServerEngine(RolloutEngine):
         return self._draw(drawing, sampling, self.policy.text_config.vocab_size)
 
     def _draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
-        """As `generate`."""
         try:
             yield from self._fleet.draw(drawing, sampling, vocabulary)
         except ServerError as error:

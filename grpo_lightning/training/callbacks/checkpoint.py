@@ -16,8 +16,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from grpo_lightning import ranks
-from grpo_lightning.training import disk, internals
+from grpo_lightning import disk, ranks
+from grpo_lightning.training import internals
 from grpo_lightning.training.checkpoint_files import check_whole_step, read_checkpoint
 from grpo_lightning.types import UsageError, at_least, require
 

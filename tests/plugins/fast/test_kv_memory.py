@@ -1,5 +1,6 @@
 """The key-value cache stays within its bound; results do not depend on it; what does not fit is refused."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +108,16 @@ def test_what_is_free_bounds_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.draw(policy)
 
 
-def test_what_linux_says_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  100 kB\nMemAvailable:   40 kB\n")
-    assert kv_memory._in_meminfo(meminfo) == 40 * 1024
-    assert kv_memory._in_meminfo(tmp_path / "nowhere") is None
-    assert kv_memory._in_cgroup(tmp_path) is None
+def test_what_a_container_may_take_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kv_memory.in_cgroup(tmp_path) == math.inf
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 200\n")
-    assert kv_memory._in_cgroup(tmp_path) == 500
+    assert kv_memory.in_cgroup(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max\n")
-    assert kv_memory._in_cgroup(tmp_path) is None
-    monkeypatch.setattr(kv_memory, "_in_meminfo", lambda file: None)
-    monkeypatch.setattr(kv_memory, "_in_cgroup", lambda folder: None)
-    assert kv_memory.available_bytes() > 0
+    assert kv_memory.in_cgroup(tmp_path) == math.inf
+    monkeypatch.setattr(kv_memory, "in_cgroup", lambda folder: 500)
+    assert kv_memory.available_bytes() == 500
 
 
 def test_what_cuda_says_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

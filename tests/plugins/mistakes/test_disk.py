@@ -11,8 +11,8 @@ import torch
 from helpers.command import Grpo
 from helpers.fitting import checkpoint_of
 
+from grpo_lightning import disk
 from grpo_lightning.plugins.mistakes.disk import refusal
-from grpo_lightning.training import disk
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 
 

@@ -4,6 +4,7 @@ const page = JSON.parse(byId("page").textContent);
 const decoded = new Map();
 const scales = new Map();
 const problems = [...page.notes];
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let state = readLink(location.hash);
 
 // A recorded step of run 0 or 1, decoded once; null where it cannot be read.
@@ -71,13 +72,10 @@ function attempt(part, draw) {
   try {
     draw();
   } catch (error) {
-    note(`${part} cannot be drawn: ${error.message}. The record may be broken.`);
+    const problem = `${part} cannot be drawn: ${error.message}. The record may be broken.`;
+    if (!problems.includes(problem)) problems.push(problem);
+    drawNotes();
   }
-}
-
-function note(text) {
-  if (!problems.includes(text)) problems.push(text);
-  drawNotes();
 }
 
 function drawNotes() {
@@ -85,7 +83,7 @@ function drawNotes() {
 }
 
 function drawAll() {
-  document.documentElement.dataset.theme = state.theme;
+  document.documentElement.dataset.theme = state.theme || (prefersDark.matches ? "dark" : "light");
   document.body.dataset.view = state.view;
   readPalette();
   scales.clear();
@@ -129,7 +127,7 @@ document.addEventListener("keydown", onKey);
 window.addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; readPalette(); scales.clear(); paint(); drawHistogram(); });
 window.addEventListener("afterprint", drawAll);
 window.addEventListener("hashchange", openLink);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+prefersDark.addEventListener("change", drawAll);
 watchTokens(byId("content"));
 openLink();
 document.documentElement.dataset.ready = "1";

@@ -11,11 +11,9 @@ function nameOfPart(part) {
 }
 
 function nameOfObjective(objective) {
-  const parts = [nameOfPart(objective.surrogate)];
-  if (objective.beta) parts.push(`β ${number(objective.beta)} ${nameOfPart(objective.kl)}`);
-  if (objective.entropy_bonus) parts.push(`entropy bonus ${number(objective.entropy_bonus)}`);
-  if (objective.weighting) parts.push(objective.weighting.class);
-  return parts.join(" · ");
+  const kl = objective.beta && `β ${number(objective.beta)} ${nameOfPart(objective.kl)}`;
+  const bonus = objective.entropy_bonus && `entropy bonus ${number(objective.entropy_bonus)}`;
+  return [nameOfPart(objective.surrogate), kl, bonus, objective.weighting && objective.weighting.class].filter(Boolean).join(" · ");
 }
 
 function drawBar() {
@@ -34,6 +32,5 @@ function drawBar() {
 }
 
 function toggleTheme() {
-  const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-  change({ theme: dark ? "light" : "dark" });
+  change({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" });
 }

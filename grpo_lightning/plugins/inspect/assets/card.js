@@ -3,11 +3,6 @@
 let hovered = null;
 let pinned = null;
 
-// The token that the card is about: the pinned one, or else the one under the pointer.
-function cardToken() {
-  return pinned || hovered;
-}
-
 const FACTS = {
   "weight": "the token's factor in the objective: its share of the update",
   "correction": "factor for the mismatch of sampler and policy; the weight includes it",
@@ -17,9 +12,7 @@ const FACTS = {
   "version": "optimizer updates in the weights that drew the token, where rollouts are drawn ahead",
 };
 
-function fact(name, ...value) {
-  return [h("dt", { title: FACTS[name] }, name), h("dd", {}, value)];
-}
+const fact = (name, ...value) => [h("dt", { title: FACTS[name] }, name), h("dd", {}, value)];
 
 const sideName = (side) => (side > 0 ? "at the upper bound or target" : side < 0 ? "at the lower bound or target" : "free");
 
@@ -99,22 +92,17 @@ function drawAlternatives(completion, t) {
     h("tbody", {}, rows.map((row) => drawAlternative(row, tokens.ids[t], completion.group.vocabulary, tokens.pieces[t], columns))));
 }
 
-// weight × (surrogate − β·kl + bonus·H) in numbers.
-function drawTerms(objective, tokens, t) {
+// weight × (surrogate − β·kl + bonus·H) in numbers: those of the record, so that they add up to what was logged.
+function drawTerms({ beta, entropy_bonus: bonus }, tokens, t) {
   if (!tokens.weight || !tokens.surrogate || Number.isNaN(tokens.surrogate[t])) return null;
-  const { weight, kl, names, values, total } = termsOf(objective, tokens, t);
-  return h("p", { class: "terms" }, h("span", { class: "names" }, names), h("span", {}, `${number(weight)} × ${values} = `, h("b", { "data-term": total }, number(total))));
-}
-
-// The terms of a token's objective: of the record's numbers, so that they add up to what was logged.
-function termsOf(objective, tokens, t) {
-  const { beta, entropy_bonus: bonus } = objective;
   const weight = tokens.weight[t];
-  let [names, values, sum] = ["surrogate", number(tokens.surrogate[t]), tokens.surrogate[t]];
   const kl = tokens.kl ? tokens.kl[t] : 0;
+  let [names, values, sum] = ["surrogate", number(tokens.surrogate[t]), tokens.surrogate[t]];
   if (beta) [names, values, sum] = [`${names} − β·KL`, `${values} − ${number(beta)} × ${number(kl)}`, sum - beta * kl];
   if (bonus) [names, values, sum] = [`${names} + bonus·H`, `${values} + ${number(bonus)} × ${number(tokens.entropy_update[t])}`, sum + bonus * tokens.entropy_update[t]];
-  return { weight, kl, names: `weight × ${beta || bonus ? `(${names})` : names}`, values: beta || bonus ? `(${values})` : values, total: weight ? weight * sum : 0 };
+  if (beta || bonus) [names, values] = [`(${names})`, `(${values})`];
+  const total = weight ? weight * sum : 0;
+  return h("p", { class: "terms" }, h("span", { class: "names" }, `weight × ${names}`), h("span", {}, `${number(weight)} × ${values} = `, h("b", { "data-term": total }, number(total))));
 }
 
 function drawObjective(completion, t) {
@@ -130,11 +118,11 @@ function drawObjective(completion, t) {
   if (tokens.weight && tokens.weight[t] === 0) notes.push("Its weight is 0: it is left out.");
   return h("div", {},
     h("div", { class: "heading" }, h("h3", {}, "its objective over π_θ"), h("button", { type: "button", class: "chip", "aria-pressed": String(Boolean(state.near)), title: "draw only what surrounds the marks (x)", onclick: () => change({ near: state.near ? "" : "1" }) }, "closer")),
-    picture, notes.length ? h("p", { class: "about" }, notes.join(" ")) : null, drawTerms(objective, tokens, t));
+    picture, h("p", { class: "about" }, notes.join(" ")), drawTerms(objective, tokens, t));
 }
 
 function drawCard() {
-  const element = cardToken();
+  const element = pinned || hovered;
   document.querySelectorAll(".token.current").forEach((old) => old.classList.remove("current", "pinned"));
   if (!element) {
     byId("card").replaceChildren(h("p", { class: "empty" }, "Point at a token to see its numbers, its alternatives and its objective. A click pins it. Keys: ?"));

@@ -33,9 +33,7 @@ function tokenElement(completion, t, hits) {
   return element;
 }
 
-function segmentMark({ name, value, index }) {
-  return h("span", { class: "segment", title: `end of segment ${index + 1} of ${name}: ${number(value)}`, "aria-hidden": "true" }, number(value));
-}
+const segmentMark = ({ name, value, index }) => h("span", { class: "segment", title: `end of segment ${index + 1} of ${name}: ${number(value)}`, "aria-hidden": "true" }, number(value));
 
 function drawText(completion) {
   const { tokens } = completion;
@@ -54,12 +52,9 @@ function drawText(completion) {
 }
 
 function drawScores(completion) {
-  const names = Object.keys(completion.scores);
-  return names.map((name) => {
+  return Object.entries(completion.scores).map(([name, score]) => {
     const status = completion.statuses[name];
-    const score = completion.scores[name];
-    const plainStatus = status === "ok" || !status;
-    return h("span", { class: score === null ? "score failed" : "score" }, h("span", { class: "name" }, name), " ", h("b", {}, score === null ? "failed" : number(score)), !plainStatus && h("em", {}, ` ${status}`));
+    return h("span", { class: score === null ? "score failed" : "score" }, h("span", { class: "name" }, name), " ", h("b", {}, score === null ? "failed" : number(score)), status && status !== "ok" && h("em", {}, ` ${status}`));
   });
 }
 

@@ -2,15 +2,10 @@
 
 const CURVE = { width: 134, height: 58, top: 6, bottom: 8, side: 5 };
 
-function pathOf(points, x, y) {
-  return points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-}
+const pathOf = (points, x, y) => points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
 
 // The value at x, or the last one before. A recorded step, counted from 1, is at x = step - 1.
-function valueAt(points, x) {
-  const before = points.filter(([at]) => at <= x);
-  return (before.length ? before[before.length - 1] : points[0])[1];
-}
+const valueAt = (points, x) => (points.findLast(([at]) => at <= x) || points[0])[1];
 
 function drawCurve(name, metric, points, others, steps, current) {
   const all = [...points, ...others].filter(([, value]) => Number.isFinite(value));

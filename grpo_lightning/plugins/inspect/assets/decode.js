@@ -52,8 +52,7 @@ const POLICY = "assistant";
 
 // Counts conversations: a completion that begins one has the next number, its branches have the same.
 function countTurns(completions) {
-  let talk = -1;
-  let turns = 0;
+  let [talk, turns] = [-1, 0];
   for (const completion of completions) {
     const { conversation } = completion;
     if (!conversation || !conversation.piece) [talk, turns] = [talk + 1, 0];
@@ -72,8 +71,7 @@ function decodeGroup(row, index, step) {
 }
 
 // The rows of a step, [head, group, group, ...] -> a step with its groups.
-function decodeStep(rows) {
-  const [head, ...groups] = rows;
+function decodeStep([head, ...groups]) {
   const step = { ...head, groups: [] };
   step.groups = groups.map((row, index) => decodeGroup(row, index, step));
   return step;

@@ -1,7 +1,5 @@
 // Elements are made from names and text nodes alone: nothing that a model wrote is ever parsed as HTML.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function fill(element, properties, children) {
   for (const [key, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
@@ -13,7 +11,7 @@ function fill(element, properties, children) {
 }
 
 const h = (name, properties = {}, ...children) => fill(document.createElement(name), properties, children);
-const svg = (name, properties = {}, ...children) => fill(document.createElementNS(SVG, name), properties, children);
+const svg = (name, properties = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", name), properties, children);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const byId = (id) => document.getElementById(id);
 const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);

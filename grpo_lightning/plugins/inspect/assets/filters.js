@@ -5,12 +5,8 @@ const FILTERS = [
   { id: "wrong", name: "✗ wrong", holds: (completion) => completion.right === false },
   { id: "truncated", name: "truncated", holds: (completion) => completion.finish_reason === "length" },
   { id: "clipped", name: "clipped", holds: ({ tokens }) => Boolean(tokens.clip) && tokens.clip.some((side) => side !== 0) },
-  { id: "failed", name: "failed reward", holds: hasFailed },
+  { id: "failed", name: "failed reward", holds: ({ reward, scores }) => reward === null || Object.values(scores).includes(null) },
 ];
-
-function hasFailed(completion) {
-  return completion.reward === null || Object.values(completion.scores).some((score) => score === null);
-}
 
 const shownFilters = () => state.show.split(",").filter(Boolean);
 
@@ -24,12 +20,6 @@ function searchPattern() {
   }
 }
 
-function movesAbove(completion, above) {
-  const { tokens } = completion;
-  const { value } = quantityOf("delta");
-  return tokens.drawn.some((t) => Math.abs(value(tokens, t)) > above);
-}
-
 // Whether a completion is looked for. Filters of a kind are alternatives: right or wrong.
 function matches(completion) {
   const chosen = shownFilters();
@@ -37,7 +27,8 @@ function matches(completion) {
   const others = FILTERS.filter(({ id }) => !["right", "wrong"].includes(id) && chosen.includes(id));
   if (verdicts.length && !verdicts.some(({ holds }) => holds(completion))) return false;
   if (!others.every(({ holds }) => holds(completion))) return false;
-  if (state.above !== "" && !movesAbove(completion, Number(state.above))) return false;
+  const isAbove = (delta) => Math.abs(delta) > Number(state.above);
+  if (state.above !== "" && !valuesOf(quantityOf("delta"), [completion]).some(isAbove)) return false;
   const pattern = searchPattern();
   if (!(pattern instanceof RegExp)) return true;
   return [completion.tokens.pieces.join(""), completion.group.question].some((text) => text.search(pattern) >= 0);
@@ -61,9 +52,8 @@ function found(tokens) {
 
 function drawFilters() {
   const chosen = shownFilters();
-  const toggle = (id) => change({ show: (chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]).join(",") });
   const buttons = FILTERS.map(({ id, name }) =>
-    h("button", { type: "button", class: "chip", "data-filter": id, "aria-pressed": String(chosen.includes(id)), onclick: () => toggle(id) }, name));
+    h("button", { type: "button", class: "chip", "data-filter": id, "aria-pressed": String(chosen.includes(id)), onclick: () => toggleFilter(id) }, name));
   const pattern = searchPattern();
   return h("div", { class: "filters" },
     h("div", { class: "chips" }, buttons.slice(0, 4)),

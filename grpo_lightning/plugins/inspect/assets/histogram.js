@@ -8,9 +8,7 @@ const brushRange = () => {
   return state.brush && low <= high ? [low, high] : null;
 };
 
-function completionsInView() {
-  return [...new Set(drawnTokens.map(({ completion }) => completion))];
-}
+const completionsInView = () => [...new Set(drawnTokens.map(({ completion }) => completion))];
 
 // The bins' edges: symmetric around 0 for a signed quantity.
 function domainOf(scale, values) {
@@ -38,8 +36,7 @@ function drawBars(picture, values, up, top, scale, domain, x) {
 
 function drawAxis(picture, quantity, scale, domain, x) {
   const y = 2 * HISTOGRAM.middle + 14;
-  const ticks = scale.signed ? [-scale.limit, 0, scale.limit] : [0, scale.limit];
-  for (const tick of ticks) {
+  for (const tick of scale.signed ? [-scale.limit, 0, scale.limit] : [0, scale.limit]) {
     picture.append(svg("text", { class: "tick", x: x(tick), y, "text-anchor": tick === domain[0] ? "start" : tick === domain[1] ? "end" : "middle" }, quantity.text(tick)));
   }
   const steps = 48;

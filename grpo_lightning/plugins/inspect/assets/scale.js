@@ -9,13 +9,9 @@ function readPalette() {
   palette = { low: rgb("--low"), high: rgb("--high"), size: rgb("--size"), paper: rgb("--panel") };
 }
 
-function mix(from, to, fraction) {
-  return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * fraction)).join(" ")})`;
-}
+const mix = (from, to, fraction) => `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * fraction)).join(" ")})`;
 
-function quantile(sorted, fraction) {
-  return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(fraction * sorted.length))] : NaN;
-}
+const quantile = (sorted, fraction) => (sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(fraction * sorted.length))] : NaN);
 
 // The next number above that is 1, 2 or 5 times a power of ten.
 function round125(value) {

@@ -7,9 +7,7 @@ const HIDDEN = [
 ];
 const SPACES = { " ": "space", "\n": "newline", "\t": "tab" };
 
-function nameOf(code) {
-  return code < 0x20 ? String.fromCodePoint(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
-}
+const nameOf = (code) => (code < 0x20 ? String.fromCodePoint(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`);
 
 // Whether a line should not break within a text: a few signs and letters, such as `<|/answer>`.
 const isMark = (text) => text.length > 1 && text.length <= 24 && /[^\p{L}\p{N}]/u.test(text);

@@ -3,8 +3,7 @@
 // The turns of a completion: [{role, reward, first, end}]; one without a role where there is no environment.
 function turnsOf({ conversation, tokens }) {
   if (!conversation || !conversation.turns.length) return [{ first: 0, end: tokens.length - 1 }];
-  const { turns } = conversation;
-  return turns.map((turn, index) => ({ ...turn, first: index ? turns[index - 1].end + 1 : 0 }));
+  return conversation.turns.map((turn, index, turns) => ({ ...turn, first: index ? turns[index - 1].end + 1 : 0 }));
 }
 
 // Completions without the branches of others: what is counted.

@@ -21,27 +21,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def entries(dataset: dict[str, Any], start: int, stop: int) -> list[tuple[str, str]]:
-    """Questions and answers of the entries from index `start` to `stop - 1`.
-
-    Args:
-        dataset: The `name`, `config`, `seed` and `size` of the dataset.
-        start: The first index.
-        stop: The last index plus one.
-    """
+    """Questions and answers of the entries from `start` to `stop - 1` of the dataset with these arguments."""
     generator = _generator(json.dumps(dataset, sort_keys=True))
     found = [generator[index] for index in range(start, stop)]
     return [(entry["question"], "" if entry["answer"] is None else str(entry["answer"])) for entry in found]
 
 
 def score(dataset: dict[str, Any], index: int, question: str, answer: str) -> float:
-    """The score of `answer` by the generator that made the question.
-
-    Args:
-        dataset: As in `entries`.
-        index: Index of the entry.
-        question: The question, to check that it is still that of the entry.
-        answer: The model's answer.
-    """
+    """The score of `answer` by the generator that made the question, which must still be that of the entry."""
     key = json.dumps(dataset, sort_keys=True)
     entry = _entry(key, index)
     if entry["question"] != question:

@@ -1,5 +1,6 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and one that may not be whole."""
 
+import csv
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,3 +35,10 @@ def write_whole(path: Path, text: str) -> None:
     """Writes `text` whole or not at all. A lone surrogate becomes its escape, as JSON has it."""
     with beside(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSVLogger's file without empty cells and without one that is half written; none without a file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    return [{name: value for name, value in row.items() if value} for row in rows]
