@@ -34,7 +34,7 @@ def is_trial(trainer: Any) -> bool:
 def write_whole(path: Path, text: str) -> None:
     """Writes `text` whole or not at all. A lone surrogate becomes its escape, as JSON has it."""
     with beside(path) as partial:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -234,6 +234,8 @@ class TaskData(L.LightningDataModule, Observer):
 
     def prepared(self, step: Step) -> None:
         """Tells an order that learns the rewards of the step, of all ranks."""
+        if type(self.order).observe is QuestionOrder.observe:
+            return
         exploration, own = step.exploration, dict[int, list[float]]()
         for sample, value in zip(exploration.samples, exploration.scores.main.value, strict=True):
             own.setdefault(sample.prompt.id, []).append(value)

@@ -43,6 +43,8 @@ def main(args: Sequence[str] | None = None) -> None:
     add("--limit", type=int, help="ask the first questions of each")
     add("-o", "--out", help="file for the numbers, as JSON")
     given, others = parser.parse_known_args(args)
+    at_least("--samples", given.samples, 1)
+    at_least("--limit", given.limit, 1)
     paths = [path_of(name) for name in given.benchmarks]
     names = [name for path in paths for name in names_in(path)]
     options = {"--model.policy.path": given.model} | UNASKED | QUIET
@@ -51,8 +53,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if not any(other.startswith("--data.chat") for other in others):
         options["--data.chat"] = str(has_chat_template(given.model)).lower()
     for key in ("samples", "limit"):
-        at_least(f"--{key}", value := getattr(given, key), 1)
-        if value is not None:
+        if (value := getattr(given, key)) is not None:
             options |= {f"--data.validations.{name}.{key}": str(value) for name in names}
     configs = [word for path in paths for word in ("--config", str(path))]
     first, then = ([word for option in some.items() for word in option] for some in (FIXED_WEIGHTS, options))

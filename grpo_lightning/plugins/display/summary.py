@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import disk
@@ -99,14 +99,12 @@ def curves_of(logger: Logger) -> str:
     if isinstance(logger, CSVLogger):
         return str(Path(logger.log_dir, "metrics.csv"))
     if isinstance(logger, TrackioLogger):
-        return logger.command
-    experiment = getattr(logger, "experiment", None)
-    if store := getattr(experiment, "tracking_uri", None):
-        return f"mlflow ui --backend-store-uri {shlex.quote(store)}"
-    return str(
-        getattr(experiment, "url", None)
-        or f"{type(logger).__name__}{f' in {logger.save_dir}' if logger.save_dir else ''}"
-    )
+        return logger.address
+    if isinstance(logger, MLFlowLogger):
+        store = str(logger.experiment.tracking_uri)
+        return store if store.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(store)}"
+    address = getattr(getattr(logger, "experiment", None), "url", None)
+    return str(address or f"{type(logger).__name__}{f' in {logger.save_dir}' if logger.save_dir else ''}")
 
 
 def best_of(checkpoint: StepCheckpoint) -> str:

@@ -1,5 +1,7 @@
 """A logger for Trackio, a dashboard on one's own machine that needs no account."""
 
+import os
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ class TrackioLogger(Logger):
 
     Args:
         project: The project that the run belongs to.
-        save_dir: The folder of the run, whose name is the run's; by default `trainer.default_root_dir`.
+        save_dir: The folder of the run, whose path is the run's name. `grpo fit` gives `trainer.default_root_dir`.
         space_id: A Space on the Hub that shows the project, `owner/name`; by default it stays on this machine.
 
     A run that is resumed goes on under its name.
@@ -26,9 +28,11 @@ class TrackioLogger(Logger):
         try:
             import trackio
         except ImportError as error:
-            raise UsageError("trainer.logger=TrackioLogger: install it: python -m pip install trackio") from error
-        self._trackio, self._project, self._run = trackio, project, None
-        self._made_with = {"name": Path(save_dir or ".").resolve().name, "space_id": space_id}
+            raise UsageError(f"TrackioLogger: {error}. Install it: python -m pip install trackio") from error
+        self._trackio, self._project, self._space_id = trackio, project, space_id
+        self._folder = Path(save_dir or ".")
+        self._run: Any = None
+        self._early: list[tuple[dict[str, Any], int | None]] = []
 
     @property
     def name(self) -> str:
@@ -38,36 +42,51 @@ class TrackioLogger(Logger):
     @property
     def version(self) -> str:
         """The run's name."""
-        return str(self._made_with["name"])
+        return os.path.relpath(self._folder)
 
     @property
-    def command(self) -> str:
-        """The command that shows the curves."""
-        return f"trackio show --project {self._project}"
-
-    def _begun(self) -> Any:
-        if self._run is None:
-            self._run = self._trackio.init(self._project, resume="allow", embed=False, **self._made_with)
-        return self._run
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Logs values at a step."""
-        self._begun().log(dict(metrics), step=step)
+    def address(self) -> str:
+        """Where the curves are: a Space, or a command that shows them."""
+        if self._space_id:
+            return f"https://huggingface.co/spaces/{self._space_id}"
+        return f"trackio show --project {shlex.quote(self._project)}"
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Logs the options of the run."""
-        self._begun().config.update(params if isinstance(params, dict) else vars(params))
+        """Begins the run with its options: Trackio takes them only then."""
+        if self._run is None:
+            goes_on = (self._folder / "checkpoints").is_dir()
+            self._run = self._trackio.init(
+                self._project,
+                name=self.version,
+                config=params if isinstance(params, dict) else vars(params),
+                resume="allow" if goes_on else "never",
+                space_id=self._space_id,
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
+        for values, step in self._early:
+            self._run.log(values, step=step)
+        self._early = []
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs values at a step; those of the validation before the run wait for its options."""
+        self._early.append((dict(metrics), step))
+        if self._run is not None:
+            self.log_hyperparams({})
 
     @rank_zero_only
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int) -> None:
         """Logs completions as a table."""
-        self._begun().log({key: self._trackio.Table(columns=columns, data=data)}, step=step)
+        self.log_metrics({key: self._trackio.Table(columns=columns, data=data)}, step)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Ends the run; what is still to be written is written."""
+        if self._early:
+            self.log_hyperparams({})
         if self._run is not None:
             self._run.finish()
             self._run = None

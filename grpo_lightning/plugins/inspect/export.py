@@ -1,5 +1,6 @@
 """The policy of a run as a folder for transformers and vLLM, which do not need this package."""
 
+import math
 import os
 import re
 import shutil
@@ -63,55 +64,71 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
     exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
     size = f"{sum(p.numel() for p in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
     made = f"after {saved['epoch'] + 1} exploration steps of GRPO: {size}. Checkpoint: `{path.name}`"
+    is_own = path.resolve().is_relative_to(run.resolve())
+    scores = scores_after(run, saved["epoch"]) if is_own else {}
+    card = model_card(config, kind, made, out.resolve().name, scores)
     with whole_folder(out) as folder:
         if kind == "adapter":
             save_adapter(model, folder, str(policy["path"]))
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def scores_after(run: Path, step: int) -> dict[str, float]:
+    """What validation found after a step, by metric; nothing where the run's logs cannot be read."""
+    try:
         scalars = read_scalars(run)
-        scores = {name: dict(scalars.get(name, [])).get(saved["epoch"]) for name in validation_names(scalars)}
-        (folder / "README.md").write_text(model_card(config, kind, made, out.name, scores), encoding="utf-8")
+    except (OSError, ValueError, KeyError):
+        return {}
+    found = {name: dict(scalars.get(name, [])).get(step, math.nan) for name in validation_names(scalars)}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def model_card(config: Mapping[str, Any], kind: str, made: str, name: str, scores: Mapping[str, float | None]) -> str:
+def model_card(config: Mapping[str, Any], kind: str, made: str, name: str, scores: Mapping[str, float]) -> str:
     """A README.md as model hubs read it: a head in YAML, how the policy was `made`, and the run's configuration.
 
-    `scores` are those of the checkpoint's validations, by metric; None was not measured after its step.
+    `scores` are those of the checkpoint's validations, by metric.
     """
-    base = str(config["model"]["policy"]["path"])
+    base, data = str(config["model"]["policy"]["path"]), config["data"]
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     head |= {"pipeline_tag": "text-generation", "tags": ["grpo", "grpo-lightning"]}
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists():  # it may be one of a hub
+    if on_hub(base):
         head["base_model"] = base
-    asked = dataset_of(config["data"].get("task"))
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", asked):
+    if on_hub(asked := questions_of(data.get("task"), "train")["type"]):
         head["datasets"] = [asked]
-    if results := results_of(config["data"], scores):
+    validations, results = data.get("validations") or {}, []
+    for key, score in scores.items():
+        _, *benchmark, metric = key.split("/")
+        if not benchmark:
+            dataset = questions_of(data.get("task"), "val")
+        elif options := validations.get(benchmark[0]):
+            dataset = questions_of(options.get("task"), options.get("split", "test")) | {"name": benchmark[0]}
+        else:  # the configuration has changed
+            continue
+        metrics = [{"type": metric, "value": round(score, 4)}]
+        results.append({"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics})
+    if results:
         head["model-index"] = [{"name": name, "results": results}]
     top, whole = (yaml.safe_dump(part, sort_keys=False, allow_unicode=True) for part in (head, dict(config)))
     prompts = "Prompts are made as under `data` in the configuration"
     return f"---\n{top}---\n\n`{base}` {made}. {prompts}:\n\n{indent(whole, '    ')}"
 
 
-def results_of(data: Mapping[str, Any], scores: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """The results in a model card: each score with its questions."""
-    others, results = data.get("validations") or {}, []
-    for key, score in scores.items():
-        _, *benchmark, metric = key.split("/")
-        asked = dataset_of(others.get(benchmark[0], {}).get("task") if benchmark else data.get("task"))
-        name = benchmark[0] if benchmark else asked
-        if score is not None:
-            metrics = [{"type": metric, "value": round(score, 4)}]
-            dataset = {"name": name, "type": asked}
-            results.append({"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics})
-    return results
+def on_hub(name: str) -> bool:
+    """Whether a name may be one of a hub."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
-def dataset_of(task: Any) -> str:
-    """The name of a task's questions: a data set of the hub, a file's, or that of the task's class."""
-    name, options = (task["class_path"], task.get("init_args") or {}) if isinstance(task, Mapping) else (str(task), {})
-    return str(options.get("id") or Path(options.get("val") or "").stem or name.rpartition(".")[2])
+def questions_of(task: Any, split: str) -> dict[str, Any]:
+    """A split in a model card: a data set of the hub, a file without its folder, or the class of the task."""
+    path, options = (task["class_path"], task.get("init_args") or {}) if isinstance(task, Mapping) else (str(task), {})
+    kind, asked = path.rpartition(".")[2], str(options.get(split) or "")
+    if kind == "HubPrompts" and on_hub(name := str(options["id"])):
+        known = {"name": name, "type": name, "config": options.get("config"), "split": asked}
+        return {key: value for key, value in known.items() if value}
+    return {"name": Path(asked).stem or kind, "type": kind}
 
 
 def config_of(run: Path) -> dict[str, Any]:

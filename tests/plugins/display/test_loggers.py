@@ -56,23 +56,25 @@ class Tables(Logger):
         self.tables.append((step, columns, data))
 
 
-class Trackio(SimpleNamespace):
+class Trackio:
     """A module with what is used of trackio 0.43, where it was tried."""
 
-    def __init__(self) -> None:
-        super().__init__(config={}, rows=[], calls=[])
+    Table = dict
 
-    def init(self, project: str, **options: Any) -> "Trackio":
-        self.calls.append((project, options))
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.rows: list[tuple[int | None, dict[str, Any]]] = []
+        self.ended = 0
+
+    def init(self, project: str, config: dict[str, Any], **options: Any) -> "Trackio":
+        self.runs.append({"project": project, "config": dict(config), **options})
         return self
 
     def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self.rows.append((step, metrics))
 
     def finish(self) -> None:
-        self.calls.append("finish")
-
-    Table = dict
+        self.ended += 1
 
 
 LOGGERS: list[Tables] = []
@@ -255,13 +257,16 @@ def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> Non
     assert {line["statuses"]["own"] for line in lines} == {"ok"}
 
 
-def test_trackio_is_one_word(grpo: Grpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_is_one_word(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", trackio := Trackio())
-    options = ["--trainer.default_root_dir=one", "--completions.every_n_steps=1"]
-    grpo.ok("fit", "--trainer.logger=TrackioLogger", *options)
-    assert trackio.calls == [("grpo", {"name": "one", "space_id": None, "resume": "allow", "embed": False}), "finish"]
-    assert trackio.config["loop"]["group_size"] > 1
-    (table,) = [metrics["completions"] for _, metrics in trackio.rows if "completions" in metrics]
+    options = ["--trainer.default_root_dir=arm/1", "--completions.every_n_steps=1", "--trainer.logger=TrackioLogger"]
+    for steps in (1, 2):
+        grpo.ok("fit", *options, f"--trainer.max_epochs={steps}", "--ckpt_path=last")
+    assert [(run["name"], run["resume"]) for run in trackio.runs] == [("arm/1", "never"), ("arm/1", "allow")]
+    assert trackio.runs[0]["config"]["loop"]["group_size"] > 1 and trackio.ended == 2
+    table = next(metrics["completions"] for _, metrics in trackio.rows if "completions" in metrics)
     assert {len(row) for row in table["data"]} == {len(table["columns"])}
-    assert any("reward/mean" in metrics for _, metrics in trackio.rows)
-    assert curves_of(TrackioLogger("two")) == "trackio show --project two"
+    assert {step for step, metrics in trackio.rows if "reward/mean" in metrics} == {0, 1}
+    assert any(step == -1 and "val/avg@2" in metrics for step, metrics in trackio.rows)  # waited for the options
+    assert curves_of(TrackioLogger("two words")) == "trackio show --project 'two words'"
+    assert curves_of(TrackioLogger(space_id="a/b")) == "https://huggingface.co/spaces/a/b"

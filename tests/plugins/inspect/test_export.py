@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_lightning.command import overview
+from grpo_lightning.plugins.inspect.export import model_card
 from grpo_lightning.plugins.inspect.scalars import read_scalars
 from grpo_lightning.policy.policy import Policy
 
@@ -127,14 +128,17 @@ def test_generation_is_that_of_the_run(grpo: Grpo) -> None:
 
 @pytest.mark.usefixtures("trained")
 def test_an_earlier_checkpoint_of_its_own_numbers(grpo: Grpo) -> None:
-    shutil.copy(LAST, "two.ckpt")
+    shutil.copy(LAST, "run/checkpoints/two.ckpt")
     val = read_scalars("run")["val/avg@2"]
     grpo.ok("fit", "--ckpt_path=last", "--trainer.max_epochs=4", *LEARNS)
-    assert export("run", "--out", "out", "--ckpt_path", "two.ckpt") == 0
+    assert export("run", "--out", "out", "--ckpt_path", "run/checkpoints/two.ckpt") == 0
     card = Path("out", "README.md").read_text()
     assert "after 2 exploration steps" in card and f"value: {round(val[-1][1], 4)}\n" in card
     model = AutoModelForCausalLM.from_pretrained("out")
-    assert all(torch.equal(value, weights_in(Path("two.ckpt"))[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, weights_in(Path("run/checkpoints/two.ckpt"))[name])
+        for name, value in model.state_dict().items()
+    )
 
 
 MISTAKES = {
@@ -180,3 +184,16 @@ def test_a_mistake_is_one_message_and_writes_nothing(
     assert line.startswith("grpo: error: ")
     assert [word for word in said if word not in line] == [], line
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_card_says_which_questions_were_asked() -> None:
+    hub = {"class_path": "grpo_lightning.HubPrompts", "init_args": {"id": "openai/gsm8k", "val": "train[-500:]"}}
+    math = {"class_path": "JsonPrompts", "init_args": {"val": "no.jsonl", "test": "data/aime.jsonl"}}
+    config = {"model": {"policy": {"path": "a/b"}}, "data": {"task": hub, "validations": {"aime": {"task": math}}}}
+    scores = {"val/greedy": 0.5, "val/aime/avg@4": 0.25, "val/gone/avg@4": 1.0}
+    head = yaml.safe_load(model_card(config, "model", "", "out", scores).split("---\n")[1])
+    assert head["datasets"] == ["openai/gsm8k"] and head["base_model"] == "a/b"
+    assert [result["dataset"] for result in head["model-index"][0]["results"]] == [
+        {"name": "openai/gsm8k", "type": "openai/gsm8k", "split": "train[-500:]"},
+        {"name": "aime", "type": "JsonPrompts"},
+    ]

@@ -4,7 +4,6 @@ const page = JSON.parse(byId("page").textContent);
 const decoded = new Map();
 const scales = new Map();
 const problems = [...page.notes];
-const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let state = readLink(location.hash);
 
 // A recorded step of run 0 or 1, decoded once; null where it cannot be read.
@@ -72,10 +71,13 @@ function attempt(part, draw) {
   try {
     draw();
   } catch (error) {
-    const problem = `${part} cannot be drawn: ${error.message}. The record may be broken.`;
-    if (!problems.includes(problem)) problems.push(problem);
-    drawNotes();
+    note(`${part} cannot be drawn: ${error.message}. The record may be broken.`);
   }
+}
+
+function note(text) {
+  if (!problems.includes(text)) problems.push(text);
+  drawNotes();
 }
 
 function drawNotes() {
@@ -83,7 +85,7 @@ function drawNotes() {
 }
 
 function drawAll() {
-  document.documentElement.dataset.theme = state.theme || (prefersDark.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = state.theme;
   document.body.dataset.view = state.view;
   readPalette();
   scales.clear();
@@ -127,7 +129,7 @@ document.addEventListener("keydown", onKey);
 window.addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; readPalette(); scales.clear(); paint(); drawHistogram(); });
 window.addEventListener("afterprint", drawAll);
 window.addEventListener("hashchange", openLink);
-prefersDark.addEventListener("change", drawAll);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 watchTokens(byId("content"));
 openLink();
 document.documentElement.dataset.ready = "1";

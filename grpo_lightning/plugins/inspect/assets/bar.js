@@ -11,9 +11,11 @@ function nameOfPart(part) {
 }
 
 function nameOfObjective(objective) {
-  const kl = objective.beta && `β ${number(objective.beta)} ${nameOfPart(objective.kl)}`;
-  const bonus = objective.entropy_bonus && `entropy bonus ${number(objective.entropy_bonus)}`;
-  return [nameOfPart(objective.surrogate), kl, bonus, objective.weighting && objective.weighting.class].filter(Boolean).join(" · ");
+  const parts = [nameOfPart(objective.surrogate)];
+  if (objective.beta) parts.push(`β ${number(objective.beta)} ${nameOfPart(objective.kl)}`);
+  if (objective.entropy_bonus) parts.push(`entropy bonus ${number(objective.entropy_bonus)}`);
+  if (objective.weighting) parts.push(objective.weighting.class);
+  return parts.join(" · ");
 }
 
 function drawBar() {
@@ -32,5 +34,6 @@ function drawBar() {
 }
 
 function toggleTheme() {
-  change({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" });
+  const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
+  change({ theme: dark ? "light" : "dark" });
 }

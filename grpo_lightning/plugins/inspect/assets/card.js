@@ -118,7 +118,7 @@ function drawObjective(completion, t) {
   if (tokens.weight && tokens.weight[t] === 0) notes.push("Its weight is 0: it is left out.");
   return h("div", {},
     h("div", { class: "heading" }, h("h3", {}, "its objective over π_θ"), h("button", { type: "button", class: "chip", "aria-pressed": String(Boolean(state.near)), title: "draw only what surrounds the marks (x)", onclick: () => change({ near: state.near ? "" : "1" }) }, "closer")),
-    picture, h("p", { class: "about" }, notes.join(" ")), drawTerms(objective, tokens, t));
+    picture, notes.length ? h("p", { class: "about" }, notes.join(" ")) : null, drawTerms(objective, tokens, t));
 }
 
 function drawCard() {
