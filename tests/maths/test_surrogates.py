@@ -258,11 +258,3 @@ def test_off_policy_mask_by_hand():
     assert result.value.tolist() == pytest.approx(ratio)
     result, _ = by_hand(OffPolicyMask(Clipped(None, None), threshold=0.4), [2, 2], [-1.0, -1.0], ratio)
     assert result.value.tolist() == pytest.approx([-r for r in ratio])
-
-
-@needs(OffPolicyMask)
-def test_off_policy_mask_of_a_surrogate_without_bounds_marks_one_of_them_only():
-    result, _ = by_hand(OffPolicyMask(Reinforce(), threshold=0.3), [2, 1], [-1.0, -1.0], [0.5, 0.5, 1.0])
-    assert result.clipped_low.tolist() == [True, True, False]
-    assert not result.clipped_high.any()
-    assert not result.unreachable.any()

@@ -63,12 +63,6 @@ def test_an_advantage_reads_the_reference_and_the_old_policy(tmp_path: Path) -> 
     assert of_updates(tmp_path, "optim/grad_norm")[0] == [0, 0]
 
 
-def test_methods_of_the_whole_batch_train(tmp_path: Path) -> None:
-    objective = Objective(methods.KLCov(0.1), correction=methods.M2PO(), masks=[methods.GTPO()], denominator="moving")
-    fit(tmp_path, loop={"mu": 2, "num_minibatches": 2}, objective=objective)
-    assert all(norm > 0 for step in of_updates(tmp_path, "optim/grad_norm") for norm in step)
-
-
 def test_a_denominator_that_needs_advantages_first_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="denominator=moving"):
         fit(tmp_path, advantage=methods.TOPD(), objective=Objective(denominator="moving"))
