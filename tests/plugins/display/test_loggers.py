@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.chats import TAGS
 from helpers.command import Grpo
 from helpers.fast import fit
 from helpers.fitting import Digits, Echo, scalars
@@ -227,10 +228,7 @@ def test_early_stopping_says_that_it_stopped_and_why(tmp_path: Path, caplog: pyt
 
 def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> None:
     chat = tokenizer()
-    chat.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
+    chat.chat_template = TAGS
     chat.save_pretrained(tmp_path / "policy")
     (tmp_path / "own.py").write_text(
         "def own(sample):\n"
