@@ -1,4 +1,4 @@
-"""Surrogates on a few tokens with ratios that are given."""
+"""Surrogates on a few tokens whose numbers are given."""
 
 import torch
 from torch import Tensor
@@ -27,3 +27,11 @@ def by_hand(
     rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
     old_logp = (torch.tensor(old) * torch.ones(sum(lengths))).log()
     return value_and_gradient(member, old_logp + torch.tensor(ratio).log(), old_logp, rollouts)
+
+
+def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float] | None = None) -> Rollouts:
+    """One group; an advantage for each completion, π_old for each token."""
+    rollouts = Rollouts.from_lists([[1]], [0] * len(completions), completions)
+    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
+    rollouts.old_logp = torch.tensor(old or [0.1] * rollouts.num_tokens).log()
+    return rollouts

@@ -101,6 +101,12 @@ def policy_of(
     return Policy.from_model(model_of(shape, seed, scale, **overrides), tokenizer(), compute=compute())
 
 
+def without_end(policy: Policy) -> Policy:
+    """The policy, which no token stops any more."""
+    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
+    return policy
+
+
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
     """Prompts of random characters with ids 10, 20, ..."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,19 +1,13 @@
 import pytest
 import torch
 from helpers.adapters import adapted
+from helpers.drawing import update
 from helpers.tiny import policy_of, rollouts_of
 from torch import nn
 
 from grpo_lightning import FrozenCopy, MovingAverage, Policy
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
-
-
-def update(policy: Policy) -> None:
-    """An optimizer step that moves every weight."""
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.05)
 
 
 def logp(policy: Policy) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.distilling import gradient
+from helpers.drawing import update
 from helpers.fitting import relative
 from helpers.largest import Largest
 from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
@@ -139,9 +140,7 @@ def test_a_frozen_copy_may_be_compared_with_too() -> None:
     policy, copy = policy_of(), FrozenCopy()
     copy.refresh(policy)
     assert all(float(one.abs().max()) < 1e-6 for one in distilled(policy, copy).values())
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.1)
+    update(policy)
     assert any(float(one.abs().max()) > 1e-3 for one in distilled(policy, copy).values())
 
 

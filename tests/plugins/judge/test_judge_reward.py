@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sqlite3
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -224,6 +225,17 @@ def test_closing_ends_what_hangs(make: Any) -> None:
         (thread,) = scoring.early.values()
         thread.join(LIMIT)
         assert not thread.is_alive()
+
+
+def test_a_reply_is_on_disk_while_others_are_waited_for(make: Any) -> None:
+    with judging(lambda index, body: "hang" if quoted(body)[-1] == "2" else by_text(index, body)) as server:
+        reward, gone = make(server.url), make("http://127.0.0.1:9/v1", retries=0)
+        thread = threading.Thread(target=reward, args=([sample("1"), sample("2")],))
+        thread.start()
+        wait_until(lambda: gone([sample("1")]).value == [0.1])
+        assert thread.is_alive()
+        reward.close()
+        thread.join(LIMIT)
 
 
 def test_mistakes_are_told_before_the_run(make: Any, tmp_path: Path) -> None:

@@ -2,17 +2,10 @@ import math
 
 import pytest
 import torch
+from helpers.by_hand import rollouts_with
 from torch import Tensor
 
-from grpo_lightning import Rollouts, SurrogateResult, TargetProbability, spread
-
-
-def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
-    """One group; an advantage for each completion, π_old for each token."""
-    rollouts = Rollouts.from_lists([[1]], [0] * len(completions), completions)
-    rollouts.advantage = spread(torch.tensor(advantage), rollouts.lengths)
-    rollouts.old_logp = torch.tensor(old).log()
-    return rollouts
+from grpo_lightning import Rollouts, SurrogateResult, TargetProbability
 
 
 def targets(rollouts: Rollouts, **kwargs: float) -> list[tuple[float, float]]:
