@@ -1,7 +1,7 @@
 import torch
 
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.stopping import AllSettled, FixedPasses, KLAbove, ObjectivePlateau, Passes, StopRule
+from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau, Passes, StopRule
 
 
 def update(**numbers: float) -> Diagnostics:
@@ -13,11 +13,6 @@ def update(**numbers: float) -> Diagnostics:
 def stops(rule: StopRule, updates: list[Diagnostics], num_minibatches: int = 1) -> list[bool]:
     """What the rule says at every update but the first."""
     return [rule(updates[:count], num_minibatches) for count in range(2, len(updates) + 1)]
-
-
-def test_fixed_passes_never_stop():
-    updates = [update(clipped_low=5.0, clipped_high=5.0, kl_old=1e9)] * 5
-    assert stops(FixedPasses(), updates) == [False] * 4
 
 
 def test_all_settled_by_hand():

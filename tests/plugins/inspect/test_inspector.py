@@ -183,14 +183,13 @@ def test_clipped_tokens_are_those_that_the_run_counted(clipped: Path) -> None:
 
 
 def test_after_is_a_fresh_forward_with_the_saved_weights(tmp_path: Path) -> None:
-    shape = "llama"
-    policy = policy_of(shape, scale=0.1)
+    policy = policy_of(scale=0.1)
     trainer = {"max_epochs": 2, "enable_checkpointing": True, "limit_val_batches": 1}
     loop = {"mu": 2, "num_minibatches": 2}
     fit(tmp_path, [inspector(), StepCheckpoint(keep=-1)], loop, trainer, policy=policy, objective=Objective(beta=0.1))
-    before: dict[str, torch.Tensor] = dict(policy_of(shape, scale=0.1).state_dict())
+    before: dict[str, torch.Tensor] = dict(policy_of(scale=0.1).state_dict())
     for record in read(tmp_path)[1:]:
-        fresh = policy_of(shape, scale=0.1)
+        fresh = policy_of(scale=0.1)
         saved = torch.load(tmp_path / "checkpoints" / f"step-{record.step}.ckpt", weights_only=True)["state_dict"]
         after = {name.removeprefix("policy."): value for name, value in saved.items() if name.startswith("policy.")}
         for group in record.groups:
