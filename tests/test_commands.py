@@ -51,7 +51,7 @@ NOT_RUN = {
     r".*bench_ahead.*": "needs a server of vLLM",
     r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
+    r".*bitsandbytes.*": "a package of one's own",
     r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|export|evaluate|judge))?": "a name",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge_reward.py",

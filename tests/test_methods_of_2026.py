@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from helpers.by_hand import rollouts_with
 from helpers.loading import load_example
 from helpers.reward_batches import batch_of
 from torch import Tensor
@@ -13,13 +14,6 @@ from grpo_lightning import Objective, Rollouts, Surrogate, TokenMean
 from grpo_lightning.maths.weightings import BatchSize
 
 methods = load_example("methods_of_2026")
-
-
-def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float] | None = None) -> Rollouts:
-    rollouts = Rollouts.from_lists([[1]], [0] * len(completions), completions)
-    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
-    rollouts.old_logp = torch.tensor(old or [0.1] * rollouts.num_tokens).log()
-    return rollouts
 
 
 def slopes(member: Surrogate, rollouts: Rollouts, ratio: list[float]) -> Tensor:

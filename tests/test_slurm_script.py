@@ -1,4 +1,4 @@
-"""examples/slurm.sh with stand-ins for what SLURM has: when it requeues, and a job that is suspended and goes on."""
+"""examples/slurm.sh with stand-ins for what SLURM has: when it requeues."""
 
 import os
 import signal
@@ -7,31 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command import arguments, furnish
-from helpers.fitting import scalars
 from helpers.paths import ROOT, environment
 from helpers.waiting import LIMIT, wait_until
-from torch.distributed import TCPStore
 
 SCRIPT = ROOT / "examples" / "slurm.sh"
 JOB = "4321"
 FOLDER = Path("runs", JOB)
-
-SRUN = """
-while [[ $1 == --* ]]; do shift; done
-for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
-    SLURM_PROCID=$rank SLURM_NODEID=$rank SLURM_LOCALID=0 SLURM_STEP_ID=0 "$@" &
-    tasks+=($!)
-done
-worst=0
-for task in "${tasks[@]}"; do
-    wait "$task"
-    code=$?
-    worst=$((code > worst ? code : worst))
-done
-exit "$worst"
-"""
-"""Nodes of one rank each; the exit code is the highest, as that of srun."""
 
 
 class Cluster:
@@ -99,25 +80,11 @@ def test_when_it_requeues(tmp_path: Path, srun: str, state: str, requeued: int) 
 
 
 def test_sigterm_suspends_the_run(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "trap 'kill %1; exit 75' USR1; sleep 3000 & touch ready; wait")
-    job = cluster.start()
+    cluster = Cluster(tmp_path, "trap 'kill %1; exit 75' USR1; sleep 3000 & echo \"$*\" > ready; wait")
+    job = cluster.start("--loop.mu", "2")
     wait_until((tmp_path / "ready").exists)
     job.send_signal(signal.SIGTERM)
     output, _ = job.communicate(timeout=LIMIT)
     assert job.returncode == 75 and cluster.requeued == 1, output
-
-
-def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
-    furnish(tmp_path, scale=0.05)
-    cluster = Cluster(tmp_path, SRUN)
-    signals = ["--trainer.callbacks+=helpers.failing.Signals", "--trainer.callbacks.name=SIGUSR1"]
-    options = [*arguments("fit", "--trainer.max_epochs=2", *signals, "--trainer.callbacks.step=1")[1:]]
-    for start, (code, step, nodes) in enumerate([(75, 1, "2"), (0, 2, "1")]):
-        port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port  # free until rank 0 takes it
-        sizes = {"SLURM_NNODES": nodes, "SLURM_NTASKS": nodes}
-        job = cluster.start(*options, MASTER_PORT=str(port), SLURM_RESTART_COUNT=str(start), **sizes)
-        output, _ = job.communicate(timeout=LIMIT)
-        assert job.returncode == code, output
-        assert len(scalars(tmp_path / FOLDER)["optim/lr"]) == step
-        assert cluster.requeued == 1, output
-    assert "SIGUSR1" not in output and "requeued" not in output
+    asked = (tmp_path / "ready").read_text()
+    assert "grpo fit --loop.mu 2 --trainer.num_nodes 2 " in asked and asked.endswith("--ckpt_path last\n")

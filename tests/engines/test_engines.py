@@ -15,7 +15,7 @@ from helpers.drawing import (
     watch_reading,
     yields_each_completion_once,
 )
-from helpers.tiny import CONTEXT, SHAPES, policy_of, prompts_of, tokenizer
+from helpers.tiny import CONTEXT, SHAPES, policy_of, prompts_of, tokenizer, without_end
 
 from grpo_lightning import PlainEngine, Policy, Sampling, ScriptedEngine
 from grpo_lightning.policy.architecture import cache_name
@@ -139,10 +139,7 @@ def test_sliding_windows_shorter_than_prompts_or_completions(engine_class, shape
 def test_up_to_the_last_position_of_the_context(engine_class):
     prompts = prompts_of([CONTEXT - 8, 3])
     for shape in SHAPES:
-        policy = policy_of(shape)
-        policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = (
-            None
-        )
+        policy = without_end(policy_of(shape))
         completions = generate(engine_class(), policy, prompts, length=8, group_size=1)
         assert gap(policy, prompts, completions) < 1e-5
 
@@ -195,7 +192,7 @@ def test_prompts_of_one_text_share_their_prefill_but_no_random_number(monkeypatc
 
 @pytest.mark.parametrize("cut", [1, 8])
 def test_a_second_turn_draws_what_one_long_completion_would_have_drawn(engine_class, policy, cut):
-    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
+    without_end(policy)
     requests = Request.from_prompts(PROMPTS, 3)
     key = RandomKey(5, 2)
     whole = draw(engine_class(), policy, requests, 24, key)

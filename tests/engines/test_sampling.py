@@ -64,15 +64,6 @@ def test_frequencies_are_the_softmax_of_the_logits_over_the_temperature(temperat
     assert shares.tolist() == pytest.approx(softmax(LOGITS, temperature), abs=1e-4)
 
 
-def test_inverse_cdf_by_hand():
-    # Probabilities 0.5, 0.25, 0.25; the token is the first whose cumulated probability exceeds the number.
-    logits = torch.tensor([0.5, 0.25, 0.25]).log()
-    uniform = torch.tensor([0.0, 0.499, 0.501, 0.749, 0.751, LARGEST])
-    tokens, logp = draw(logits.expand(6, -1), uniform, Sampling())
-    assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
-    assert logp.exp().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.25, 0.25])
-
-
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_filters_keep_and_renormalise_what_their_definitions_say(name, temperature):

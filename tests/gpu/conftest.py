@@ -11,11 +11,6 @@ import torch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 FOLDER = Path(__file__).parent
-FIGURES = pytest.StashKey[list[str]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[FIGURES] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,30 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Prints what was measured, ready for docs/gpu.md."""
-    if config.stash[FIGURES]:
-        terminalreporter.section(f"measured on {torch.cuda.get_device_name()}, torch {torch.__version__}")
-        for figure in config.stash[FIGURES]:
-            terminalreporter.line(figure)
-
-
-class Figures:
-    """Collects what was measured, as rows of a Markdown table."""
-
-    def __init__(self, rows: list[str]) -> None:
-        self.rows = rows
-
-    def add(self, what: str, value: float, unit: str) -> None:
-        """Notes one number."""
-        self.rows.append(f"| {what} | {value:.4g} | {unit} |")
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Figures:
-    return Figures(request.config.stash[FIGURES])
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 
 
@@ -62,3 +63,9 @@ def batch_of(
 def per_completion(result: torch.Tensor, lengths: list[int]) -> list[list[float]]:
     assert result.dtype == torch.float32
     return [part.tolist() for part in result.split(lengths)]
+
+
+def of(estimator: AdvantageEstimator, rewards: list[float], group: list[int] | None = None) -> list[float]:
+    """The advantages of one reward per completion, all of one group unless said otherwise."""
+    reward = torch.tensor(rewards, dtype=torch.float64)
+    return estimator(reward, torch.tensor(group or [0] * len(rewards))).tolist()

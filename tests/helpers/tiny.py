@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grpo_lightning import Compute, Policy, Prompt, Question, Request, Rollouts
+from grpo_lightning import Compute, FinishReason, Policy, Prompt, Question, Request, Rollouts, Sample
 from grpo_lightning.command.overview import optional
 
 COMPUTES: list[type[Any]] = [kind for kind in (optional("Fast"), Compute) if kind]
@@ -101,6 +101,12 @@ def policy_of(
     return Policy.from_model(model_of(shape, seed, scale, **overrides), tokenizer(), compute=compute())
 
 
+def without_end(policy: Policy) -> Policy:
+    """The policy, which no token stops any more."""
+    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
+    return policy
+
+
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
     """Prompts of random characters with ids 10, 20, ..."""
     generator = torch.Generator().manual_seed(seed)
@@ -111,6 +117,11 @@ def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
         text = spell.decode(ids)
         prompts.append(Prompt(10 * number, text, ids, Question(text, answer=str(number), source=f"tiny:{number}")))
     return prompts
+
+
+def samples_of(*texts: str) -> list[Sample]:
+    """Completions of one prompt, whose gold answer is 1; they say that they are two tokens long."""
+    return [Sample(prompts_of([3])[0], text, [7, 7], FinishReason.STOP) for text in texts]
 
 
 def requests_of(lengths: Sequence[int], group_size: int, seed: int = 0) -> list[Request]:

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.contracts import needs
-from helpers.reward_batches import batch_of, float64_group_std
+from helpers.reward_batches import batch_of, float64_group_std, of
 
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.advantages import (
-    AdvantageEstimator,
     BatchStd,
     GroupMean,
     GroupStd,
@@ -25,19 +24,6 @@ PerRewardStd: Any = optional("PerRewardStd")
 def advantage(rewards: list[float], group: list[int] | None = None, **kwargs) -> list[float]:
     estimator = GroupStd(**kwargs)
     return estimator(torch.tensor(rewards), torch.tensor(group or [0] * len(rewards))).tolist()
-
-
-def test_sample_std_by_hand():
-    # Mean 0.5, squared deviations 4 x 0.25 = 1, std sqrt(1/3) = 0.57735: 0.5 / 0.57735 = 0.866025.
-    assert advantage([1, 0, 0, 1], advantage_eps=0) == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
-    # Mean 2, squared deviations 1 + 0 + 1 = 2, std sqrt(2/2) = 1.
-    assert advantage([1, 2, 3], advantage_eps=0) == pytest.approx([-1, 0, 1])
-
-
-def test_population_std_by_hand():
-    # std sqrt(1/4) = 0.5 and sqrt(2/3) = 0.8164966.
-    assert advantage([1, 0, 0, 1], advantage_eps=0, std="population") == pytest.approx([1, -1, -1, 1])
-    assert advantage([1, 2, 3], advantage_eps=0, std="population") == pytest.approx([-1.2247449, 0, 1.2247449])
 
 
 def test_eps_is_added_to_the_std():
@@ -104,11 +90,6 @@ def test_rewards_that_cancel_but_for_rounding_push_nothing():
 # The other members
 
 
-def of(estimator: AdvantageEstimator, rewards: list[float], group: list[int] | None = None) -> list[float]:
-    reward = torch.tensor(rewards, dtype=torch.float64)
-    return estimator(reward, torch.tensor(group or [0] * len(rewards))).tolist()
-
-
 def test_group_mean_by_hand():
     # Means 2 and 20.
     assert of(GroupMean(), [1, 10, 2, 3, 30], [0, 1, 0, 0, 1]) == [-1, -10, 0, 1, 10]
@@ -164,27 +145,6 @@ def test_the_sum_of_rewards_is_what_a_group_is_compared_by():
     batch = batch_of([[1, 0, 1], [0, 1, 1]], [1, 2], [0, 0, 0], [2, 1, 3])
     result = GroupStd(advantage_eps=0).per_token(batch)
     assert result.tolist() == pytest.approx([-1, -1, 0, 1, 1, 1])
-
-
-@needs(PerRewardStd)
-def test_per_reward_std_by_hand():
-    # Rewards 1, 2, 3 and 300, 100, 200, each -1, 0, 1 and 1, -1, 0 when normalised; weights 1 and 2:
-    # 1, -2, 1, of std sqrt(6/3) over the batch.
-    batch = batch_of([[1, 2, 3], [300, 100, 200]], [1, 2], [0, 0, 0], [1, 2, 1])
-    expected = [1 / math.sqrt(2), -math.sqrt(2), -math.sqrt(2), 1 / math.sqrt(2)]
-    assert PerRewardStd(advantage_eps=0).per_token(batch).tolist() == pytest.approx(expected)
-
-
-@needs(PerRewardStd)
-def test_per_reward_std_tells_apart_what_the_sum_does_not():
-    # Beside a completion without any reward stands one with one of two, and in the other group one with both. By the
-    # sums, 0 and 1 or 0 and 2, the groups look the same.
-    batch = batch_of([[0, 0, 0, 1], [0, 1, 0, 1]], [1, 1], [0, 0, 1, 1], [1, 1, 1, 1])
-    same = GroupStd(advantage_eps=0).per_token(batch).tolist()
-    assert same == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)] * 2)
-    # A of the first group ∓0.7071, of the second twice that; the mean of the squares is (0.5 + 2) / 2.
-    apart = PerRewardStd(advantage_eps=0).per_token(batch).tolist()
-    assert apart == pytest.approx([-math.sqrt(0.4), math.sqrt(0.4), -math.sqrt(1.6), math.sqrt(1.6)])
 
 
 @needs(PerRewardStd)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from helpers.by_hand import value_and_gradient
 from helpers.contracts import VARIANTS, make, members
 from helpers.tiny import branching_rollouts
 from torch import Tensor
@@ -174,12 +175,8 @@ def prepared(name: str, seed: int, spread_of_ratio: float = 0.3) -> tuple[Surrog
 
 
 def evaluate(surrogate: Surrogate, logp: Tensor, rollouts: Rollouts) -> tuple[SurrogateResult, Tensor]:
-    """The result, and d(sum of values)/dlogp."""
     assert rollouts.old_logp is not None
-    logp = logp.clone().requires_grad_()
-    result = surrogate(logp, rollouts.old_logp, rollouts)
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    return result, gradient
+    return value_and_gradient(surrogate, logp, rollouts.old_logp, rollouts)
 
 
 @every_surrogate

@@ -66,19 +66,6 @@ def test_k1_and_k2_by_hand():
     assert gradient.tolist() == pytest.approx([-0.6931472, 2.3025851], rel=1e-6)
 
 
-def test_importance_weighted_by_hand():
-    # π_θ/π_old = 0.2/0.1 = 2, k3 of π_ref/π_θ = 2 is 0.306853: 0.613706. The derivative by log π_θ is the ratio times
-    # k3 + its own derivative 1 - 2: 2 (0.306853 - 1) = -1.386294.
-    logp, ref_logp, old_logp = (torch.tensor([p]).log() for p in (0.2, 0.4, 0.1))
-    value, gradient = value_and_gradient(logp, ref_logp, old_logp, ImportanceWeighted())
-    assert value.tolist() == pytest.approx([0.6137056], rel=1e-5)
-    assert gradient.tolist() == pytest.approx([-1.3862944], rel=1e-5)
-    # Of k1: 2 log(1/2) = -1.386294, and 2 (log(1/2) + 1) = 0.613706.
-    value, gradient = value_and_gradient(logp, ref_logp, old_logp, ImportanceWeighted(K1()))
-    assert value.tolist() == pytest.approx([-1.3862944], rel=1e-5)
-    assert gradient.tolist() == pytest.approx([0.6137056], rel=1e-5)
-
-
 def average(kl: KLEstimator, logits: Tensor, ref: Tensor, old: Tensor) -> tuple[float, Tensor]:
     """The estimate's exact average over tokens drawn from π_old, and that of its gradient by the logits."""
     logits = logits.clone().requires_grad_()

@@ -59,11 +59,6 @@ def test_pad_puts_every_segment_at_the_left(seed):
     assert padded.tolist() == [segment + [-1] * (longest - len(segment)) for segment in segments]
 
 
-def test_token_budget_by_hand():
-    # Longest first: 9 alone; 5 with 4 is 2 x 5 = 10; 3, 2 and 1 are 3 x 3 = 9.
-    assert ragged.token_budget([3, 9, 5, 1, 4, 2], max_tokens=10) == [[1], [2, 4], [0, 5, 3]]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_token_budget_holds_every_row_once_within_the_budget_and_longest_first(seed):
     rng = random.Random(seed)

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.by_hand import by_hand
 from helpers.contracts import needs
 from helpers.tiny import rollouts_of
 from torch import Tensor
@@ -14,12 +15,9 @@ from grpo_lightning.maths.surrogates import (
     Clipped,
     Reinforce,
     SequenceClipped,
-    SequenceClippedToken,
-    Surrogate,
     SurrogateResult,
 )
 
-SAPO: Any = optional("SAPO")
 OffPolicyMask: Any = optional("OffPolicyMask")
 
 # Worked examples of the write-up this project follows: π_old, Â, then rows of π_θ, ratio, clipped ratio and
@@ -113,27 +111,6 @@ def test_gradient_is_ratio_times_advantage_and_exactly_zero_where_clipped(low, h
 # The other members
 
 
-def value_and_gradient(
-    member: Surrogate, logp: Tensor, old_logp: Tensor, rollouts: Rollouts
-) -> tuple[SurrogateResult, Tensor]:
-    """The result, and d(sum of values)/dlogp."""
-    logp = logp.clone().requires_grad_()
-    result = member(logp, old_logp, rollouts)
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    result.value = result.value.detach()
-    return result, gradient
-
-
-def by_hand(
-    member: Surrogate, lengths: list[int], advantage: list[float], ratio: list[float], old: float = 0.1
-) -> tuple[SurrogateResult, Tensor]:
-    """Completions with an advantage each, and the ratio of each token; π_old is `old` everywhere."""
-    rollouts = rollouts_of(lengths)
-    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
-    old_logp = torch.full((sum(lengths),), math.log(old))
-    return value_and_gradient(member, old_logp + torch.tensor(ratio).log(), old_logp, rollouts)
-
-
 def test_reinforce_by_hand():
     # 2 log 0.05 and -1 log 0.2, whatever the ratios are.
     result, gradient = by_hand(Reinforce(), [1, 1], [2.0, -1.0], [0.5, 2.0])
@@ -201,18 +178,6 @@ def test_the_ratio_of_a_sequence_by_hand():
     assert not member(old_logp, old_logp, rollouts).unreachable.any()
 
 
-def test_the_ratio_of_a_sequence_has_the_value_of_the_sequence_and_the_gradient_of_the_token():
-    # Advantages 1 and -3 in one completion of ratio sqrt(4 * 0.25) = 1: GSPO shares the gradient out, -1 each.
-    rollouts = rollouts_of([2])
-    rollouts.advantage = torch.tensor([1.0, -3.0])
-    old_logp = torch.full((2,), math.log(0.1))
-    logp = old_logp + torch.tensor([4.0, 0.25]).log()
-    result, gradient = value_and_gradient(SequenceClipped(0.2, 0.2), logp, old_logp, rollouts)
-    assert (result.value.tolist(), gradient.tolist()) == (pytest.approx([1, -3]), pytest.approx([-1, -1]))
-    result, gradient = value_and_gradient(SequenceClippedToken(0.2, 0.2), logp, old_logp, rollouts)
-    assert (result.value.tolist(), gradient.tolist()) == (pytest.approx([1, -3]), pytest.approx([1, -3]))
-
-
 def test_the_bounds_of_gspo_are_narrow_unless_told():
     # Ratios 1.0003 and 1.0005, 0.9998 and 0.9996 of the default bounds 0.9997 and 1.0004.
     result, _ = by_hand(SequenceClipped(), [1, 1, 1, 1], [1.0, 1.0, -1.0, -1.0], [1.0003, 1.0005, 0.9998, 0.9996])
@@ -233,16 +198,6 @@ def test_cispo_by_hand():
     assert gradient.tolist() == pytest.approx([0.5, -0.5])
 
 
-@needs(SAPO)
-def test_sapo_by_hand():
-    # At ratio 1, sigmoid(0) 4/τ = 2/τ, and the gradient is Â. At ratio 2 with τ = 1: 4 sigmoid(1) = 2.924234, and the
-    # gradient 4 sigmoid(1) sigmoid(-1) 2 = 1.572895. At ratio 0.5 with τ = 2: 2 sigmoid(-1) = 0.537883, and half of
-    # 4 sigmoid(1) sigmoid(-1) = 0.786448.
-    result, gradient = by_hand(SAPO(1.0, 2.0), [2, 2], [1.0, -1.0], [1.0, 2.0, 1.0, 0.5])
-    assert result.value.tolist() == pytest.approx([2, 2.9242343, -1, -0.5378828])
-    assert gradient.tolist() == pytest.approx([1, 1.5728954, -1, -0.3932239])
-
-
 @needs(OffPolicyMask)
 def test_off_policy_mask_by_hand():
     # Mean log(π_old/π_θ): (log 2 + 0)/2 = 0.347 in the first, (log 2 - log 2)/2 = 0 in the second.
@@ -258,11 +213,3 @@ def test_off_policy_mask_by_hand():
     assert result.value.tolist() == pytest.approx(ratio)
     result, _ = by_hand(OffPolicyMask(Clipped(None, None), threshold=0.4), [2, 2], [-1.0, -1.0], ratio)
     assert result.value.tolist() == pytest.approx([-r for r in ratio])
-
-
-@needs(OffPolicyMask)
-def test_off_policy_mask_of_a_surrogate_without_bounds_marks_one_of_them_only():
-    result, _ = by_hand(OffPolicyMask(Reinforce(), threshold=0.3), [2, 1], [-1.0, -1.0], [0.5, 0.5, 1.0])
-    assert result.clipped_low.tolist() == [True, True, False]
-    assert not result.clipped_high.any()
-    assert not result.unreachable.any()

@@ -1,21 +1,16 @@
 """`chat_text`: the turns of a chat template, and a message where there is none."""
 
 import pytest
-from helpers.chats import GEMMA_3, QWEN_2_5
+from helpers.chats import GEMMA_3, QWEN_2_5, TAGS
 from helpers.tiny import tokenizer
 
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.types import UsageError
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
 
 def test_the_turns_of_a_chat() -> None:
     spell = tokenizer()
-    spell.chat_template = TEMPLATE
+    spell.chat_template = TAGS
     assert chat_text(spell, "1+1?") == "<user>1+1?<assistant>"
     assert chat_text(spell, "1+1?", system="Add.") == "<system>Add.<user>1+1?<assistant>"
     assert chat_text(spell, "1+1?", "2") == "<user>1+1?<assistant>2"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from helpers.fitting import Exact
-from helpers.tiny import prompts_of
+from helpers.tiny import samples_of
 
 from grpo_lightning import FormatReward, Gated, Reward, RewardResult, Run, Scorer, Scores, Segment
-from grpo_lightning.types import FinishReason, Question, Sample, UsageError
+from grpo_lightning.types import Question, Sample, UsageError
 
 
 class Says(Reward):
@@ -35,15 +35,10 @@ class Says(Reward):
         return RewardResult(values, [self.results[sample.text][1] for sample in samples], segments=segments)
 
 
-def samples(*texts: str) -> list[Sample]:
-    """Their gold answer is 1."""
-    return [Sample(prompts_of([3])[0], text, [7, 7], FinishReason.STOP) for text in texts]
-
-
 def test_correctness_gates_format():
     reward = Gated(FormatReward(), Exact())
     good, wrong = "<think>a</think><answer>1</answer>", "<think>a</think><answer>2</answer>"
-    result = reward(samples(good, wrong, "#### 1", "#### 2", "what?"))
+    result = reward(samples_of(good, wrong, "#### 1", "#### 2", "what?"))
     assert result.value == [1, 0, 0, 0, 0]
     assert result.status == ["ok", "closed", "no_match", "no_match", "no_answer-no_match"]
     assert result.answer == ["1", "2", "1", "2", None]
@@ -53,15 +48,15 @@ def test_correctness_gates_format():
 def test_a_failure_of_the_gate_is_nan_and_one_behind_a_closed_gate_is_not():
     gate = Says({"a": (1, "ok"), "b": (0, "ok"), "c": (math.nan, "timeout"), "d": (0.5, "ok")})
     inner = Says({"a": (math.nan, "crash"), "b": (math.nan, "crash"), "c": (3, "ok"), "d": (3, "ok")})
-    result = Gated(inner, gate)(samples("a", "b", "c", "d"))
+    result = Gated(inner, gate)(samples_of("a", "b", "c", "d"))
     assert result.status == ["crash", "crash", "timeout", "closed"]
     assert [None if math.isnan(value) else value for value in result.value] == [None, 0, None, 0]
-    assert Gated(inner, gate, threshold=0.4)(samples("d")).value == [3]
+    assert Gated(inner, gate, threshold=0.4)(samples_of("d")).value == [3]
 
 
 def test_segments_behind_a_closed_gate_are_worth_nothing():
     result = Gated(Says({"a": (3, "ok"), "b": (3, "ok")}, segments=True), Says({"a": (1, "ok"), "b": (0, "ok")}))(
-        samples("a", "b")
+        samples_of("a", "b")
     )
     assert result.segments == [[Segment(0, 3), Segment(1, 6)], [Segment(0, 0), Segment(1, 0)]]
 
@@ -88,7 +83,7 @@ def test_both_check_their_own_part():
     reward = Gated(inner, gate)
     scorer = Scorer([reward])
     for _ in range(2):  # two rounds of one step
-        scorer(samples("a", "b"))
+        scorer(samples_of("a", "b"))
     scorer.stop_if_broken()
     assert gate.calls == ["{'ok': 2, 'timeout': 2}"]
     assert inner.calls == ["{'no_match': 2, 'ok': 2}"]

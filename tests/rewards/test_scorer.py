@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from helpers.tiny import prompts_of
+from helpers.tiny import samples_of
 
-from grpo_lightning import FinishReason, Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
+from grpo_lightning import Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
 
 
 class Count(Reward):
@@ -25,15 +25,11 @@ class Count(Reward):
         return largest | {"ends": float(iteration_ends), "samples": len(samples)}
 
 
-def samples(*texts: str) -> list[Sample]:
-    return [Sample(prompts_of([3])[0], text, [7], FinishReason.STOP) for text in texts]
-
-
 def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
-    scores = Scorer([Count("a"), Count("b", weight=-0.5)])(samples("aab", "b", "?"))
+    scores = Scorer([Count("a"), Count("b", weight=-0.5)])(samples_of("aab", "b", "?"))
     assert scores.total[:2] == [1.5, -0.5] and math.isnan(scores.total[2])
     assert [*scores.weight] == ["a", "b"]
-    watched = Scorer([Count("a", weight=0)])(samples("aab", "?"))
+    watched = Scorer([Count("a", weight=0)])(samples_of("aab", "?"))
     assert watched.total == [0, 0] and watched.weight == {}
     assert watched.describe(0) == {"a": (2.0, "ok")}
 
@@ -41,8 +37,8 @@ def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
 def test_the_first_reward_decides_what_is_right_or_the_one_that_is_named() -> None:
     rewards = [Count("a"), Count("b")]
     for scorer, name in ((Scorer(rewards), "a"), (Scorer(rewards, correct="b"), "b")):
-        scores = scorer(samples("aab"))
-        both = Scores.concat([scores, scorer(samples("bbb"))])
+        scores = scorer(samples_of("aab"))
+        both = Scores.concat([scores, scorer(samples_of("bbb"))])
         assert scorer.main.name == name
         assert scores.main.value == [{"a": 2.0, "b": 1.0}[name]]
         assert both.main.value == [{"a": 2.0, "b": 1.0}[name], {"a": 0.0, "b": 3.0}[name]]
@@ -59,7 +55,7 @@ def test_a_name_that_no_reward_has_is_refused_with_the_names_there_are() -> None
 
 def test_rewards_learn_from_the_scores_of_all_and_their_metrics_have_whole_names() -> None:
     scorer = Scorer([Count("a"), Count("b", weight=0)])
-    explored = samples("aab", "b")
+    explored = samples_of("aab", "b")
     found = scorer.learn(explored, scorer(explored), iteration_ends=True)
     expected = {"most_a": 2.0, "most_b": 1.0, "ends": 1.0, "samples": 2}
     assert found == {f"reward/{name}/{key}": value for name in "ab" for key, value in expected.items()}

@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import pytest
@@ -6,23 +5,8 @@ from helpers.curves import arm, scalars, write
 from helpers.loading import load_tool
 from PIL import Image
 
-from grpo_lightning.plugins.inspect.comparison import curve
-
 tool = load_tool("compare_runs")
 Metric = tool.Metric
-
-
-def test_a_run_that_does_not_count_is_a_dash():
-    arms = {"a": arm(scalars([0.5, 0.6])), "b": arm(scalars([0.7, 0.8], seconds=9.0))}
-    assert "| b | 1 | – | – |" in tool.markdown(tool.compare(arms, [Metric("val/x")], "seconds"))
-
-
-def test_bands_need_three_seeds_and_leave_gaps_out():
-    runs = ([1.0, math.nan, 3.0], [2.0, 4.0], [3.0, 8.0])
-    x, mean, half = tool.band([curve(scalars(values), "val/x", "step") for values in runs])
-    assert (x.tolist(), mean.tolist()) == ([1, 2, 3], [2.0, 6.0, 3.0])
-    # 1, 2, 3: s = 1, t(2) = 4.3027, half = 4.3027 / √3. Of two seeds the interval would be 25 wide.
-    assert half.tolist() == pytest.approx([2.4842, 0, 0], abs=1e-4)
 
 
 def test_from_event_files_to_table_and_picture(tmp_path: Path):

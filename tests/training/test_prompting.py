@@ -4,16 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.chats import TAGS
 from helpers.fitting import Echo
 from helpers.tiny import policy_of, tokenizer
 
 from grpo_lightning import FormatReward, Sampling, Scorer, TaskData
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
-
-CHAT = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 def data(chat_template: str = "", **options: Any) -> TaskData:
@@ -38,15 +34,10 @@ def test_the_prompt_ends_with_the_answer_prefix() -> None:
     plain = data(template="{question}?", answer_prefix="ab").prompt(Question("12", "3"), 0)
     assert (plain.text, plain.answer_prefix) == ("12?ab", "ab")
     assert plain.token_ids == tokenizer().encode("12?ab")
-    chat = data(CHAT, chat=True, answer_prefix="ab").prompt(Question("12", "3"), 0)
+    chat = data(TAGS, chat=True, answer_prefix="ab").prompt(Question("12", "3"), 0)
     assert chat.text == "<user>12<assistant>ab"
-    without = data(CHAT, chat=True).prompt(Question("12", "3"), 0)
+    without = data(TAGS, chat=True).prompt(Question("12", "3"), 0)
     assert (without.text, without.answer_prefix) == ("<user>12<assistant>", "")
-
-
-def sample(prompt: str, text: str, answer_prefix: str = "") -> Sample:
-    question = Question("What is 40 + 2?", "42")
-    return Sample(Prompt(0, prompt, [1], question, answer_prefix), text, [1], FinishReason.STOP)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +51,8 @@ def sample(prompt: str, text: str, answer_prefix: str = "") -> Sample:
     ],
 )
 def test_verifier_and_format_read_the_whole_turn(prompt: str, prefix: str, text: str, turn: str) -> None:
-    assert sample(prompt, text, prefix).whole_turn == turn
+    asked = Prompt(0, prompt, [1], Question("What is 40 + 2?", "42"), prefix)
+    assert Sample(asked, text, [1], FinishReason.STOP).whole_turn == turn
 
 
 @pytest.mark.parametrize(("longer", "key"), [("train", "sampling"), ("val", "validation.sampling")])

@@ -10,7 +10,7 @@ import torch
 from helpers import vllm_server_stand_in, vllm_stand_in
 from helpers.elsewhere import Elsewhere, ScriptedElsewhere
 from helpers.fast import policy_of as served_policy
-from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, same, scalars
+from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, scalars
 
 from grpo_lightning import Policy, Proximal, StaleSource, VLLMServerEngine
 from grpo_lightning.engines.plain import PlainEngine
@@ -166,28 +166,6 @@ class AtTheEnd(Ahead):
         exploration = super().next(step)
         exploration.policy_version = self.inputs.policy.version
         return exploration
-
-
-class NoLag(Ahead):
-    """A mistake: a step's rollouts are drawn when it begins."""
-
-    def next(self, step: int) -> Any:
-        self._settle()
-        self._draws.clear()
-        return super().next(step)
-
-
-class TwoLate(Ahead):
-    """A mistake: the weights are brought once the step is drawn, for the step after the next."""
-
-    depth = 2
-
-
-@pytest.mark.parametrize("mistake", [NoLag, TwoLate])
-def test_the_comparison_can_fail(mistake: type[Ahead], tmp_path: Path) -> None:
-    for name, source in (("right", StaleSource(1)), ("wrong", mistake())):
-        run(tmp_path / name, source, {"engine": Elsewhere()}, trainer={"max_epochs": 4, "enable_checkpointing": True})
-    assert not same(tmp_path / "right", tmp_path / "wrong")
 
 
 def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path) -> None:

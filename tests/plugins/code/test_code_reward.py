@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -231,16 +230,13 @@ def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_honest_programs_pass_on_a_busy_machine(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_honest_programs_pass_on_a_busy_machine(count: int) -> None:
     busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2)]
     with closing(CodeReward(timeout=2.0, num_workers=2)) as own:
         try:
             own.setup(None)  # type: ignore[arg-type]
-            began = time.monotonic()
             three = [HONEST[title] for title in ("sums", "files", "prints when it is loaded")]
             result = own([sample(*three[index % 3]) for index in range(count)])
-            with capsys.disabled():
-                print(f" {count / (time.monotonic() - began):.1f} programs per second beside two that spin", end="")
             assert result.value == [1.0] * count
         finally:
             for one in busy:

@@ -31,19 +31,6 @@ def rendered(tokenizer: Any, messages: list[Message], tools: Any = None) -> str:
     return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
 
 
-def test_the_thoughts_of_qwen_3_stay_until_the_user_speaks() -> None:
-    tokenizer = chat_tokenizer("qwen_3")
-    dialogue = Dialogue(tokenizer, TOOLS)
-    messages = [user("12+30?")]
-    drawn = tokenizer.encode("<think>\nHm.\n</think>\n\n42<|im_end|>")
-    assert dialogue.follow(messages, drawn, [tool("ok"), tool("fine")]) is not None
-    assert dialogue.follow(messages, drawn, [user("Sure?")]) is None
-    again = decoded(tokenizer, dialogue.start([*messages, dialogue.turn(drawn), user("Sure?")]))
-    assert again.endswith("assistant\n42<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
-    # Not the line breaks that the template writes.
-    assert dialogue.follow(messages, tokenizer.encode("<think>Hm.</think>42<|im_end|>"), [tool("ok")]) is None
-
-
 def test_gemma_gets_the_turns_that_it_takes() -> None:
     tokenizer = chat_tokenizer("gemma_3")
     dialogue = Dialogue(tokenizer, TOOLS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.fast import adapted, fit
 from helpers.fitting import scalars
-from helpers.killing import check_alike, command, die_and_go_on, prepare
+from helpers.killing import command, prepare
 from helpers.paths import ROOT
 from helpers.programs import programs
 
@@ -55,13 +55,6 @@ def sft(folder: Path) -> list[str]:
     more = [f"--config={ROOT / 'configs/warm_start.yaml'}", f"--data.task={json.dumps(task)}"]
     more += ["--loop.prompts_per_step=4", "--loop.steps_per_iteration=null", "--model.objective.beta=0"]
     return [*more, "--trainer.limit_val_batches=0"]
-
-
-@pytest.mark.whole
-def test_sigkills_change_nothing(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    die_and_go_on(tmp_path, 2, *sft(tmp_path))
-    check_alike(tmp_path)
 
 
 @pytest.mark.whole

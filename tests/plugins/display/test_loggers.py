@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.chats import TAGS
 from helpers.command import Grpo
 from helpers.fast import fit
 from helpers.fitting import Digits, Echo, scalars
@@ -129,22 +130,13 @@ def test_completions_reach_every_logger_that_shows_text_and_always_a_file(tmp_pa
     assert "| 3ab | 3 | 0ab | stop | 0.33 | 0.33 ok |" in text
 
 
-def test_a_logger_takes_the_table_in_its_own_way() -> None:
+def test_mlflow_gets_a_page_and_a_logger_without_text_nothing() -> None:
     calls: list[Any] = []
-    table, page = [["prompt", "reward"], ["1|2", "0.50"]], "| prompt | reward |\n| --- | --- |\n| 1&#124;2 | 0.50 |"
-    for logger in (
-        SimpleNamespace(log_table=lambda **given: calls.append(given)),
-        SimpleNamespace(run_id="r7", experiment=SimpleNamespace(log_text=lambda *a: calls.append(a))),
-        SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *a: calls.append(a))),
-        SimpleNamespace(experiment=SimpleNamespace()),
-        SimpleNamespace(),
-    ):
-        show(logger, table, 3)
-    assert calls == [
-        {"key": "completions", "columns": table[0], "data": table[1:], "step": 3},
-        ("r7", page, "completions/step-4.md"),
-        ("completions", page, 3),
-    ]
+    page = "| prompt | reward |\n| --- | --- |\n| 1&#124;2 | 0.50 |"
+    mlflow = SimpleNamespace(run_id="r7", experiment=SimpleNamespace(log_text=lambda *a: calls.append(a)))
+    for logger in (mlflow, SimpleNamespace(experiment=SimpleNamespace()), SimpleNamespace()):
+        show(logger, [["prompt", "reward"], ["1|2", "0.50"]], 3)
+    assert calls == [("r7", page, "completions/step-4.md")]
 
 
 def test_the_file_survives_a_kill_and_a_resume_without_doubles(tmp_path: Path) -> None:
@@ -238,10 +230,7 @@ def test_early_stopping_says_that_it_stopped_and_why(tmp_path: Path, caplog: pyt
 
 def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> None:
     chat = tokenizer()
-    chat.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
+    chat.chat_template = TAGS
     chat.save_pretrained(tmp_path / "policy")
     (tmp_path / "own.py").write_text(
         "def own(sample):\n"

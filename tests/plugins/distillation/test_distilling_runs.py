@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.command import Grpo
 from helpers.distilling import RUNS, in_every_way
 from helpers.fast import fit, policy_of
-from helpers.fitting import Digits, Gradients, KeepsSamples, checkpoint_of, relative, scalars
+from helpers.fitting import Digits, Gradients, KeepsSamples, checkpoint_of, relative, resumes_exactly, scalars
 from helpers.paths import ROOT
 
-from grpo_lightning import K2, FullVocabulary, NoAdvantage, Objective, Reinforce, RewardResult, StepCheckpoint, Teacher
+from grpo_lightning import K2, FullVocabulary, NoAdvantage, Objective, Reinforce, RewardResult, Teacher
 from grpo_lightning.plugins.inspect import read
 
 
@@ -103,23 +102,10 @@ def test_a_run_of_the_command_line_needs_no_reward_and_is_recorded(
 
 
 def test_a_run_goes_on_without_the_teacher_in_its_checkpoint(teacher: str, tmp_path: Path) -> None:
-    def run(name: str, steps: int, **more: Any) -> list[dict[str, torch.Tensor]]:
-        seen, objective = Gradients(), Objective(Reinforce(), FullVocabulary(), beta=1.0)
-        fit(
-            tmp_path / name,
-            [seen, StepCheckpoint(every_n_steps=1)],
-            trainer={"max_epochs": steps, "enable_checkpointing": True},
-            objective=objective,
-            advantage=NoAdvantage(),
-            reference=Teacher(teacher),
-            **more,
-        )
-        return seen.updates
+    def options() -> dict[str, Any]:
+        objective = Objective(Reinforce(), FullVocabulary(), beta=1.0)
+        return {"objective": objective, "advantage": NoAdvantage(), "reference": Teacher(teacher)}
 
-    whole = run("whole", 2)
-    first = run("cut", 1)
-    saved = checkpoint_of(tmp_path / "cut")
-    assert {name.split(".")[0] for name in saved["state_dict"]} == {"policy", "bad_updates", "bad_updates_in_a_row"}
-    second = run("cut", 2, ckpt_path=tmp_path / "cut" / "checkpoints" / "last.ckpt")
-    for one, other in zip([*first, *second], whole, strict=True):
-        assert all(one[name].equal(other[name]) for name in one)
+    resumes_exactly(tmp_path, options, steps=2)
+    saved = checkpoint_of(tmp_path / "cut")["state_dict"]
+    assert {name.split(".")[0] for name in saved} == {"policy", "bad_updates", "bad_updates_in_a_row"}

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.distilling import gradient
+from helpers.drawing import update
 from helpers.fitting import relative
+from helpers.largest import Largest
 from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from grpo_lightning.maths.kl import K2, ImportanceWeighted, KLPenalty
+from grpo_lightning.maths.kl import ImportanceWeighted, KLPenalty
 from grpo_lightning.plugins.distillation import full_vocabulary as module
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.states import States
@@ -102,44 +102,11 @@ def test_value_and_gradient_are_those_of_a_loop_in_float64(
     assert relative({"hidden": hidden.grad, "head": w.grad}, expected) < 1e-6
 
 
-def test_its_gradient_is_what_k2_estimates() -> None:
-    """All tokens of a vocabulary, weighted by their probabilities, give K2's mean: exactly the whole distribution's."""
-    (head, its_head), (hidden, its) = heads(), states()
-    hidden.requires_grad_()
-    exact = FullVocabulary().compare(hidden, head, [States(its, its_head)], 1.0).sum()
-    (expected,) = torch.autograd.grad(exact, hidden)
-    logp, ref_logp = head(hidden).log_softmax(-1), its_head(its).log_softmax(-1)
-    mean = (logp.detach().exp() * K2()(logp, ref_logp, logp.detach())).sum()
-    assert relative({"": torch.autograd.grad(mean, hidden)[0]}, {"": expected}) < 1e-5
-
-
-def test_a_kl_of_top_tokens_as_a_reward_teaches_nothing() -> None:
-    """It does not depend on the token that is drawn: times the gradient of log π, summed by π, it is 0."""
-    (head, its_head), (hidden, its) = heads(), states()
-    with torch.no_grad():
-        penalty = FullVocabulary(top_k=4).compare(hidden, head, [States(its, its_head)], 1.0)
-    assert float(penalty.min()) > 0.1
-    logits = head(hidden).detach().double().requires_grad_()
-    logp = logits.log_softmax(-1)
-    for reward, is_zero in ((penalty[:, None].expand_as(logp), True), (logp.detach() - its_head(its), False)):
-        (gradient,) = torch.autograd.grad((logp.detach().exp() * -reward * logp).sum(), logits, retain_graph=True)
-        assert (float(gradient.abs().max()) < 1e-6) == is_zero
+def test_what_is_the_same_whichever_token_is_drawn_is_no_reward_and_has_no_weight() -> None:
     with pytest.raises(UsageError, match=r"reward_kl.kl=FullVocabulary: it is the same whichever token is drawn"):
         KLPenalty(kl=FullVocabulary(top_k=4))
     with pytest.raises(UsageError, match="exact already"):
         ImportanceWeighted(FullVocabulary())
-
-
-class Largest(TorchDispatchMode):
-    """The most elements of a floating-point tensor that an operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        sizes = [one.numel() for one in tree_leaves(made) if isinstance(one, Tensor) and one.is_floating_point()]
-        self.elements = max(self.elements, *sizes, 0)
-        return made
 
 
 def test_no_tensor_has_all_tokens_and_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +140,7 @@ def test_a_frozen_copy_may_be_compared_with_too() -> None:
     policy, copy = policy_of(), FrozenCopy()
     copy.refresh(policy)
     assert all(float(one.abs().max()) < 1e-6 for one in distilled(policy, copy).values())
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.1)
+    update(policy)
     assert any(float(one.abs().max()) > 1e-3 for one in distilled(policy, copy).values())
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.drawing import update
 from helpers.fast import policy_of
-from helpers.tiny import forced_logp, prompts_of
+from helpers.tiny import forced_logp, prompts_of, without_end
 
 from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast import prefill
@@ -17,12 +18,6 @@ from grpo_lightning.policy.architecture import cache_name
 KEY = RandomKey(3, 1)
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
 SHORT = Sampling(max_new_tokens=7)
-
-
-def without_end(policy: Policy) -> Policy:
-    """The policy, which no token stops any more."""
-    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
-    return policy
 
 
 def engine_of(policy: Policy, **options: Any) -> NativeEngine:
@@ -147,10 +142,7 @@ def test_other_weights_read_everything_again(read: list[tuple[int, int]]) -> Non
     requests = Request.from_prompts(PROMPTS, 1)
     with engine.conversations():
         turn = next_turn(requests, engine.complete(requests, SHORT, KEY))
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.mul_(1.1)
-        policy.version += 1
+        update(policy)
         engine.sync(policy)
         read.clear()
         found = engine.complete(turn, SHORT, KEY)

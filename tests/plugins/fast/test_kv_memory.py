@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from grpo_lightning import Completion, NativeEngine, RandomKey, Sampling, UsageError
 from grpo_lightning.plugins.fast import kv_memory
-from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes
+from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, row_bytes
 from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.plugins.planning.memory import LiveBytes
 
@@ -118,10 +118,3 @@ def test_what_a_container_may_take_is_available(tmp_path: Path, monkeypatch: pyt
     assert kv_memory.in_cgroup(tmp_path) == math.inf
     monkeypatch.setattr(kv_memory, "in_cgroup", lambda folder: 500)
     assert kv_memory.available_bytes() == 500
-
-
-def test_what_cuda_says_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 600)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
-    assert free_bytes(torch.device("cuda:0")) == int(kv_memory.CUDA_FRACTION * 1500)

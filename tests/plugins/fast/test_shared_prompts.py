@@ -65,6 +65,7 @@ def test_attention_to_prompt_and_own_keys_is_attention_to_both(dtype: torch.dtyp
     for rows in (torch.arange(6), torch.tensor([0, 2, 4]), torch.tensor([5])):
         shared = SharedPrompts([states], lengths, prompt)
         shared.keep(rows)
+        assert len(shared.layers[0][0]) == len({*prompt[rows].tolist()})
         found = shared.attend(0, query[rows], keys[rows], values[rows], 0.6)
         for index, row in enumerate(rows.tolist()):
             for head in range(4):
@@ -73,15 +74,6 @@ def test_attention_to_prompt_and_own_keys_is_attention_to_both(dtype: torch.dtyp
                 value = torch.cat([states[1][of][:end], values[row, head // 2]]).double()
                 expected = (key @ query[row, head, 0].double() * 0.6).softmax(-1) @ value
                 assert torch.allclose(found[index, head, 0].double(), expected, atol=within)
-
-
-def test_rows_by_hand() -> None:
-    states = [torch.zeros(2, 1, 3, 1)] * 2
-    shared = SharedPrompts([states], torch.tensor([3, 3]), torch.tensor([0, 0, 0, 1]))
-    assert shared.members.tolist() == [[0, 1, 2], [3, 0, 0]]
-    assert shared.place.tolist() == [0, 1, 2, 3] and shared.seen is None
-    shared.keep(torch.tensor([3]))
-    assert shared.members.tolist() == [[0]] and len(shared.layers[0][0]) == 1
 
 
 def test_short_prompts_and_gpus_keep_copies() -> None:

@@ -1,15 +1,13 @@
 """The fused head: numbers and gradients against the softmax of whole rows, in float64 and in the policy."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from helpers.fast import adapted, policy_of
+from helpers.largest import Largest
 from helpers.tiny import gradients, rollouts_of
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from grpo_lightning import Policy, Rollouts, TokenLogp
 from grpo_lightning.plugins.fast import token_logp as module
@@ -100,21 +98,6 @@ def test_tokens_that_are_never_drawn_change_nothing() -> None:
         head.bias[4:9] = -torch.inf
     expected = plain(hidden, head)[range(TOKENS), 0]
     close(token_logp(hidden, head, torch.zeros_like(ids), SCALE, block=2 * TOKENS)[0], expected)
-
-
-class Largest(TorchDispatchMode):
-    """The most elements of a tensor with gradients' or logits' type that an operation made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                self.elements = max(self.elements, tensor.numel())
-        return made
 
 
 def test_no_tensor_has_all_tokens_and_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from grpo_lightning.plugins.inspect.comparison import (
     coarsened,
     compare,
     curve,
-    estimate,
     means,
     shown,
     with_interval,
@@ -18,16 +17,6 @@ from grpo_lightning.plugins.inspect.comparison import (
 
 def cell(arms: dict, metric: str, name: str, axis: str = "step"):
     return compare(arms, [Metric.parse(metric)], axis).cells[name][0]
-
-
-def test_mean_and_interval_by_hand():
-    # 1, 2, 3: mean 2, s = 1, t(2) = 4.3027, half = 4.3027 / √3 = 2.4842.
-    found = estimate([1.0, 2.0, 3.0])
-    assert (found.mean, found.n) == (2.0, 3)
-    assert found.half == pytest.approx(2.4842, abs=1e-4)
-    assert not found.excludes_zero
-    single = estimate([5.0])
-    assert (single.mean, single.n) == (5.0, 1) and math.isnan(single.half) and not single.excludes_zero
 
 
 def test_last_value_and_paired_difference_by_hand():

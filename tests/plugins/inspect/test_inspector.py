@@ -61,26 +61,6 @@ LEARNING: dict[str, Any] = {
 }
 
 
-def check_terms(folder: Path, num_updates: int = 2) -> list[StepRecord]:
-    """Each update's terms sum to the objective that was logged for it."""
-    records, seen = read(folder), 0
-    objectives = of_updates(folder, "policy/objective")
-    for record in records:
-        logged = objectives[record.step - 1]
-        beta, bonus = record.objective["beta"], record.objective["entropy_bonus"]
-        sums: dict[int, float] = {}
-        for group in trained(record):
-            if group.update is not None:
-                terms = sum(float(terms_of(one.tokens, beta, bonus).sum()) for one in group.completions)
-                sums[group.update] = sums.get(group.update, 0.0) + terms
-        for update, total in sums.items():
-            assert total == pytest.approx(logged[update], rel=1e-6, abs=1e-6), (record.step, update)
-            seen += abs(logged[update]) > 1e-3
-    # Most objectives are not 0, where a sum over nothing would pass.
-    assert seen >= num_updates * len(records) / 2
-    return records
-
-
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     **{name: lambda make=make: Objective(make(), beta=0.05) for name, make in SURROGATES.items()},
     **{cls.__name__: lambda cls=cls: Objective(weighting=make(cls)) for cls in members(TokenWeighting)},
@@ -132,14 +112,30 @@ def test_terms_of_stale_rollouts_with_a_correction(tmp_path: Path) -> None:
 def check_terms_of(
     folder: Path, objective: Objective, rate: float = 0.5, callbacks: Sequence[L.Callback] = (), **options: Any
 ) -> list[StepRecord]:
+    """The records of a run. Each update's terms sum to the objective that was logged for it."""
     optimizer = lambda parameters: torch.optim.SGD(parameters, lr=rate)  # noqa: E731
     fit(folder, [inspector(), *callbacks], objective=objective, optimizer=optimizer, **LEARNING | options)
-    return check_terms(folder)
+    records, seen = read(folder), 0
+    objectives = of_updates(folder, "policy/objective")
+    for record in records:
+        logged = objectives[record.step - 1]
+        beta, bonus = record.objective["beta"], record.objective["entropy_bonus"]
+        sums: dict[int, float] = {}
+        for group in trained(record):
+            if group.update is not None:
+                terms = sum(float(terms_of(one.tokens, beta, bonus).sum()) for one in group.completions)
+                sums[group.update] = sums.get(group.update, 0.0) + terms
+        for update, total in sums.items():
+            assert total == pytest.approx(logged[update], rel=1e-6, abs=1e-6), (record.step, update)
+            seen += abs(logged[update]) > 1e-3
+    # Most objectives are not 0, where a sum over nothing would pass.
+    assert seen >= len(records)
+    return records
 
 
 def test_push_is_the_derivative_of_the_objective(tmp_path: Path) -> None:
     """Of a sequence surrogate, where a token's log-prob changes the terms of all."""
-    objective = Objective(members_of("GMPO"), beta=0.1)
+    objective = Objective(SURROGATES["GMPO"](), beta=0.1)
     fit(tmp_path, [inspector()], objective=objective, **LEARNING)
     one = max(completions(trained(read(tmp_path)[-1])), key=lambda one: np.abs(one.tokens.push).max())
     tokens, step = one.tokens, 1e-3
@@ -158,10 +154,6 @@ def test_push_is_the_derivative_of_the_objective(tmp_path: Path) -> None:
         change[index] = step
         slope = (total(change) - total(-change)) / (2 * step)
         assert tokens.push is not None and tokens.push[index] == pytest.approx(slope, abs=2e-5)
-
-
-def members_of(name: str) -> Surrogate:
-    return SURROGATES[name]()
 
 
 @pytest.fixture(scope="module")
@@ -191,14 +183,13 @@ def test_clipped_tokens_are_those_that_the_run_counted(clipped: Path) -> None:
 
 
 def test_after_is_a_fresh_forward_with_the_saved_weights(tmp_path: Path) -> None:
-    shape = "llama"
-    policy = policy_of(shape, scale=0.1)
+    policy = policy_of(scale=0.1)
     trainer = {"max_epochs": 2, "enable_checkpointing": True, "limit_val_batches": 1}
     loop = {"mu": 2, "num_minibatches": 2}
     fit(tmp_path, [inspector(), StepCheckpoint(keep=-1)], loop, trainer, policy=policy, objective=Objective(beta=0.1))
-    before: dict[str, torch.Tensor] = dict(policy_of(shape, scale=0.1).state_dict())
+    before: dict[str, torch.Tensor] = dict(policy_of(scale=0.1).state_dict())
     for record in read(tmp_path)[1:]:
-        fresh = policy_of(shape, scale=0.1)
+        fresh = policy_of(scale=0.1)
         saved = torch.load(tmp_path / "checkpoints" / f"step-{record.step}.ckpt", weights_only=True)["state_dict"]
         after = {name.removeprefix("policy."): value for name, value in saved.items() if name.startswith("policy.")}
         for group in record.groups:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.fast import fit
-from helpers.fitting import scalars
+from helpers.fitting import AfterOne, scalars
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
-from grpo_lightning import Diagnostics, Inspector, NativeEngine, Objective, RandomKey, Request, StopRule, Validation
+from grpo_lightning import Inspector, NativeEngine, Objective, RandomKey, Request, Validation
 from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.plugins.inspect import read
@@ -114,16 +114,6 @@ def test_followed_tokens_are_measured_at_the_temperature_they_were_drawn_at(
 # Which updates were made.
 
 
-class AtUpdate(StopRule):
-    """Stops the passes at the n-th update."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        return len(updates) == self.n
-
-
 class Bad(L.Callback):
     """Makes the gradient of one update not finite."""
 
@@ -141,7 +131,7 @@ class Bad(L.Callback):
 
 
 MADE_ONE: dict[str, tuple[dict[str, Any], list[L.Callback]]] = {
-    "refused": ({"stop": AtUpdate(2)}, []),
+    "refused": ({"stop": AfterOne()}, []),
     "not finite": ({}, [Bad(at=1)]),
 }
 

@@ -7,6 +7,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from grpo_lightning.plugins.judge import command
 from grpo_lightning.plugins.judge.limits import Limits
 from grpo_lightning.plugins.judge.reward import JudgeReward
 from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.sandbox.pool import Closed
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 from tools.scripted_judge import quoted
 
@@ -224,6 +226,18 @@ def test_closing_ends_what_hangs(make: Any) -> None:
         (thread,) = scoring.early.values()
         thread.join(LIMIT)
         assert not thread.is_alive()
+
+
+def test_a_reply_is_on_disk_while_others_are_waited_for(make: Any) -> None:
+    script = lambda index, body: "hang" if quoted(body)[-1] == "2" else by_text(index, body)  # noqa: E731
+    with judging(script) as server, ThreadPoolExecutor() as threads:
+        reward, gone = make(server.url), make("http://127.0.0.1:9/v1", retries=0)
+        scored = threads.submit(reward, [sample("1"), sample("2")])
+        wait_until(lambda: gone([sample("1")]).value == [0.1])
+        assert not scored.done()
+        reward.close()
+        with pytest.raises(Closed):
+            scored.result(LIMIT)
 
 
 def test_mistakes_are_told_before_the_run(make: Any, tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fast import fit
-from helpers.fitting import Digits, scalars
+from helpers.fitting import Digits, checkpoint_of, resumes_exactly
 from helpers.learning import EndsInLetter, explored, group, learn, reward_of, sample, save_policy, scores_of
 from helpers.tiny import tokenizer
 
-from grpo_lightning import LearnedReward, RewardResult, RewardUpdate, Scorer, StepCheckpoint
-from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning import LearnedReward, RewardResult, RewardUpdate, Scorer
+from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.types import Sample, UsageError
 
 
@@ -198,27 +197,20 @@ class HalfDigits(Digits):
         return result
 
 
-def run(folder: Path, where: str, max_epochs: int = 4) -> LearnedReward:
-    """Steps in iterations of two."""
-    reward = reward_of(folder, labeller=HalfDigits(), held_out=0.6)
-    watched: list[Reward] = [HalfDigits(weight=0), reward]
-    trainer = {"max_epochs": max_epochs, "enable_checkpointing": True}
-    loop = {"steps_per_iteration": 2, "prompts_per_step": 8}
-    path = "last" if (folder.parent / where / "checkpoints").exists() else None
-    fit(folder.parent / where, [StepCheckpoint()], loop, trainer, path, rewards=watched)
-    return reward
-
-
 def test_a_resumed_run_has_the_same_reward_model(folder: Path):
-    whole = run(folder, "whole")
+    made: list[LearnedReward] = []
+
+    def options() -> dict[str, Any]:
+        made.append(reward_of(folder, labeller=HalfDigits(), held_out=0.6))
+        loop = {"steps_per_iteration": 2, "prompts_per_step": 8}
+        return {"loop": loop, "rewards": [HalfDigits(weight=0), made[-1]]}
+
+    resumes_exactly(folder.parent, options, steps=4, cut=3)  # in the middle of the second iteration
+    whole, _, resumed = made
     assert whole.iterations.iteration == 2
-    run(folder, "half", max_epochs=3)  # in the middle of the second iteration
-    resumed = run(folder, "half")
     assert same(resumed.state_dict(), whole.state_dict())
-    saved = [torch.load(folder.parent / where / "checkpoints/last.ckpt") for where in ("whole", "half")]
-    assert same(saved[0]["state_dict"], saved[1]["state_dict"]) and same(saved[0]["rewards"], saved[1]["rewards"])
-    assert saved[0]["rewards"].keys() == {"learned_reward"}
-    assert scalars(folder.parent / "half") == scalars(folder.parent / "whole")
+    saved = [checkpoint_of(folder.parent / where)["rewards"] for where in ("whole", "cut")]
+    assert same(*saved) and saved[0].keys() == {"learned_reward"}
 
 
 def test_the_question_in_its_own_chat_template(folder: Path):

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.fast import fit
-from helpers.fitting import of_updates, weights_of
+from helpers.fitting import of_updates, resumes_exactly
 from helpers.loading import load_example
 from torch import Tensor
 
-from grpo_lightning import AdaptiveEntropy, FrozenCopy, GroupMean, Objective, StepCheckpoint, UsageError
+from grpo_lightning import AdaptiveEntropy, FrozenCopy, GroupMean, Objective, UsageError
 
 methods = load_example("methods_of_2026")
 
@@ -32,28 +31,17 @@ class Damped(GroupMean):
         self.steps = state["steps"]
 
 
-def run(folder: Path, steps: int, **options: Any) -> AdaptiveEntropy:
-    entropy = AdaptiveEntropy(target=9.0, delta=0.02)
-    fit(
-        folder,
-        [StepCheckpoint(every_n_steps=1)],
-        loop={"mu": 2},
-        trainer={"max_epochs": steps, "enable_checkpointing": True},
-        advantage=Damped(),
-        objective=Objective(entropy=entropy),
-        **options,
-    )
-    return entropy
-
-
 def test_what_advantages_and_entropy_remember_is_resumed(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", 4)
-    run(tmp_path / "parts", 2)
-    resumed = run(tmp_path / "parts", 4, ckpt_path=tmp_path / "parts" / "checkpoints" / "last.ckpt")
+    made: list[AdaptiveEntropy] = []
+
+    def options() -> dict[str, Any]:
+        made.append(AdaptiveEntropy(target=9.0, delta=0.02))
+        return {"loop": {"mu": 2}, "advantage": Damped(), "objective": Objective(entropy=made[-1])}
+
+    resumes_exactly(tmp_path, options, steps=4, cut=2)
+    whole, _, resumed = made
     assert whole.level == resumed.level == pytest.approx(8 * 0.02)
     assert of_updates(tmp_path / "whole", "policy/entropy_coefficient")[-1] == pytest.approx([0.14, 0.16])
-    weights = weights_of(tmp_path / "parts")
-    assert all(torch.equal(value, weights[name]) for name, value in weights_of(tmp_path / "whole").items())
 
 
 def test_an_advantage_reads_the_reference_and_the_old_policy(tmp_path: Path) -> None:
@@ -61,12 +49,6 @@ def test_an_advantage_reads_the_reference_and_the_old_policy(tmp_path: Path) -> 
     module = fit(tmp_path, loop={"mu": 2}, advantage=methods.TOPD(), objective=Objective())
     assert isinstance(module.reference, FrozenCopy)
     assert of_updates(tmp_path, "optim/grad_norm")[0] == [0, 0]
-
-
-def test_methods_of_the_whole_batch_train(tmp_path: Path) -> None:
-    objective = Objective(methods.KLCov(0.1), correction=methods.M2PO(), masks=[methods.GTPO()], denominator="moving")
-    fit(tmp_path, loop={"mu": 2, "num_minibatches": 2}, objective=objective)
-    assert all(norm > 0 for step in of_updates(tmp_path, "optim/grad_norm") for norm in step)
 
 
 def test_a_denominator_that_needs_advantages_first_is_refused(tmp_path: Path) -> None:

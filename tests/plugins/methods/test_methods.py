@@ -4,37 +4,18 @@ import math
 
 import pytest
 import torch
+from helpers.by_hand import by_hand
+from helpers.reward_batches import of
 from helpers.tiny import rollouts_of
-from torch import Tensor
 
-from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean
+from grpo_lightning.maths.advantages import GroupMean
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
+from grpo_lightning.maths.surrogates import Clipped
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy
 from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.maxrl import MaxRL
 from grpo_lightning.plugins.methods.mismatch_masks import ProbabilityGap
-from grpo_lightning.plugins.methods.vespo import VESPO
-
-
-def of(estimator: AdvantageEstimator, rewards: list[float], group: list[int] | None = None) -> list[float]:
-    reward = torch.tensor(rewards, dtype=torch.float64)
-    return estimator(reward, torch.tensor(group or [0] * len(rewards))).tolist()
-
-
-def by_hand(
-    member: Surrogate, lengths: list[int], advantage: list[float], ratio: list[float], old: float | list[float] = 0.1
-) -> tuple[SurrogateResult, Tensor]:
-    """Completions with an advantage each, and the ratio of each token; π_old is `old`."""
-    rollouts = rollouts_of(lengths)
-    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
-    old_logp = (torch.tensor(old) * torch.ones(sum(lengths))).log()
-    logp = (old_logp + torch.tensor(ratio).log()).requires_grad_()
-    result = member(logp, old_logp, rollouts)
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    result.value = result.value.detach()
-    return result, gradient
 
 
 def test_maxrl_by_hand():
@@ -51,14 +32,6 @@ def test_the_gradient_of_maxrl_goes_to_that_of_maximum_likelihood():
     group, slope = torch.zeros(size, dtype=torch.int64), right - p
     assert float((MaxRL()(right, group) * slope).mean()) == pytest.approx(1 - p, rel=0.02)
     assert float((GroupMean()(right, group) * slope).mean()) == pytest.approx(p * (1 - p), rel=0.02)
-
-
-def test_vespo_by_hand():
-    # Good: W = 2 * 1 = 2, φ = 4 e^(3 - 6) = 0.199148. Bad: W = 0.5, φ = e^(2 - 1) / 8 = 0.339785.
-    result, gradient = by_hand(VESPO(), [2, 1, 1], [1.0, -2.0, 1.0], [2.0, 1.0, 0.5, 1.0])
-    assert gradient.tolist() == pytest.approx([0.1991483, 0.1991483, -0.6795705, 1.0])
-    expected = [0.1991483 * math.log(0.2), 0.1991483 * math.log(0.1), -0.6795705 * math.log(0.05), math.log(0.1)]
-    assert result.value.tolist() == pytest.approx(expected)
 
 
 def test_dppo_by_total_variation_by_hand():

@@ -1,21 +1,11 @@
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.fast import fit
-from helpers.fitting import of_updates
+from helpers.by_hand import rollouts_with
 from torch import Tensor
 
-from grpo_lightning import Objective, Rollouts, SurrogateResult, TargetProbability, spread
-
-
-def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
-    """One group; an advantage for each completion, π_old for each token."""
-    rollouts = Rollouts.from_lists([[1]], [0] * len(completions), completions)
-    rollouts.advantage = spread(torch.tensor(advantage), rollouts.lengths)
-    rollouts.old_logp = torch.tensor(old).log()
-    return rollouts
+from grpo_lightning import Rollouts, SurrogateResult, TargetProbability
 
 
 def targets(rollouts: Rollouts, **kwargs: float) -> list[tuple[float, float]]:
@@ -143,34 +133,3 @@ def test_a_token_within_the_tolerance_is_there():
     assert result.clipped_high.tolist() == [True, True, False, False]
     _, gradient = evaluate(rollouts, [0.98, 0.494, 0.0005, 0.064])
     assert gradient.tolist() == [1, 1, -1, -1]
-
-
-def test_the_value_is_level_beyond_the_target_and_does_not_jump_at_it():
-    rollouts = rollouts_with([[5], [6]], [2.0, -1.0], [0.25, 0.25])
-    with_targets(rollouts)
-    at_target = [2 * math.log(0.5), -math.log(0.0625)]
-    for probability in ([0.5, 0.0625], [0.7, 0.01], [1.0, 0.001]):
-        value = evaluate(rollouts, probability)[0].value.detach()
-        assert value.tolist() == pytest.approx(at_target, rel=1e-5)
-    value = evaluate(rollouts, [0.4999, 0.0626])[0].value.detach()
-    assert value.tolist() == pytest.approx(at_target, abs=2e-3)
-
-
-def test_a_step_without_completions_has_no_targets():
-    nobody = Rollouts.from_lists([[1]], [], [])
-    nobody.old_logp = torch.zeros(0)
-    assert targets(nobody) == []
-
-
-def test_target_probability_moves_tokens_to_their_targets(tmp_path: Path) -> None:
-    """Enough small steps on the same rollouts bring most tokens to their targets."""
-    fit(
-        tmp_path,
-        loop={"mu": 40},
-        trainer={"max_epochs": 1},
-        objective=Objective(surrogate=TargetProbability()),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
-    )
-    low, high = (of_updates(tmp_path, f"policy/clip_{end}")[0] for end in ("low", "high"))
-    assert low[0] + high[0] < 0.2
-    assert low[-1] + high[-1] > 0.5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helpers.elsewhere import Elsewhere
 from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
-from helpers.killing import check_alike, command, die_and_go_on, prepare
+from helpers.killing import command, prepare
 from helpers.programs import programs
 
 from examples.curriculum import Curriculum
@@ -89,14 +89,6 @@ def test_the_order_is_told_the_rewards_of_every_round(tmp_path: Path) -> None:
 
 
 POOLS = ["--data.order=DifficultyPools", "--loop.dynamic_sampling.max_rounds=2", "--loop.source=StaleSource"]
-
-
-@pytest.mark.whole
-def test_sigkills_change_nothing(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    die_and_go_on(tmp_path, 3, *POOLS)
-    check_alike(tmp_path)
-    assert {*scalars(tmp_path / "unbroken")} >= {"order/middling", "rollout/lag", "rollout/rounds"}
 
 
 NOTED = """

@@ -91,16 +91,6 @@ def test_rollouts_are_exactly_as_old_as_the_lag(tmp_path: Path) -> None:
     assert module.policy.version == 5
 
 
-def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> None:
-    packs = Minibatches()
-    objective = Objective(correction=TruncatedRatio(1.01))
-    fit(tmp_path, [packs], {"source": StaleSource(2)}, {"max_epochs": 4}, objective=objective, old_policy=Proximal())
-    seen = scalars(tmp_path)["policy/objective"]
-    for update, minibatch in enumerate(packs.seen):
-        assert seen[update] == pytest.approx(expected_objective(minibatch, 1.01), abs=1e-6)
-    assert abs(seen[3]) > 1e-4  # without a correction it is 0: advantages cancel
-
-
 def test_a_resumed_run_has_the_old_weights(tmp_path: Path) -> None:
     def options() -> dict[str, Any]:
         objective = Objective(correction=TruncatedRatio())
