@@ -45,7 +45,6 @@ class FunctionReward(Reward):
         concurrency: Samples under way at once in one worker. More than 1 requires an `async def`, for example one that
             waits for a server. Each call has its own `timeout`.
         group: Hands the function a prompt's completions together.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics; by default the function's name.
     """
 

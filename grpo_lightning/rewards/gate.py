@@ -26,8 +26,6 @@ class Gated(Reward):
         reward: The reward that counts where the gate is open.
         gate: The reward that decides. A completion on which it fails gets NaN.
         threshold: The gate is open where its value is above this.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     def __init__(

@@ -31,8 +31,6 @@ class CodeReward(Reward):
         build: The command that compiles it, once per completion: `[gcc, -x, c, main]`.
         unsafe: Runs programs without namespaces where these are missing, as you. They can then do all that you can.
         num_workers: Number of programs under way at once.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     scores_early = True

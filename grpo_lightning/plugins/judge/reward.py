@@ -52,8 +52,6 @@ class JudgeReward(Reward):
         timeout: Seconds of silence after which a reply is given up.
         cache: The file that keeps replies by model, rubric, prompt and completion, bad ones too; empty for none.
         options: What the request has besides: `temperature`, `max_tokens`, `response_format`.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     scores_early = True

@@ -110,8 +110,6 @@ class ReasoningGymReward(Reward):
         timeout: Seconds per score.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
         num_workers: Number of worker processes.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     finds_answers = True
