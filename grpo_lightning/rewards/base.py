@@ -23,14 +23,10 @@ class RewardFailure(RuntimeError):
 class Run:
     """The facts of the run that a reward may need, so that its arguments need not repeat them."""
 
-    device: "torch.device"
-    """The device of this rank."""
-    tokenizer: Any
-    """The policy's tokenizer."""
-    max_new_tokens: int
-    """The longest completion in tokens, the stop token included: `sampling.max_new_tokens`."""
-    rank: int = 0
-    """The index of this process among all processes of the run."""
+    device: "torch.device"  # the device of this rank
+    tokenizer: Any  # the policy's tokenizer
+    max_new_tokens: int  # the longest completion in tokens, the stop token included: `sampling.max_new_tokens`
+    rank: int = 0  # the index of this process among all processes of the run
 
 
 class Reward(ABC):
@@ -52,12 +48,10 @@ class Reward(ABC):
         require(math.isfinite(weight), f"weight={weight} of {type(self).__name__}: give a finite number")
         self.weight = weight
         self.name = name or snake_case(type(self).__name__)
-        self.parts: Sequence[Reward] = ()
-        """The rewards inside this one, which are set up, checked and closed with it."""
+        self.parts: Sequence[Reward] = ()  # the rewards inside this one, which are set up, checked and closed with it
         self.needs: Mapping[str, str] = {}
         """The names of other rewards of the list whose results `learn` reads, by the argument that names them."""
-        self.tally = Tally()
-        """The counts of the samples scored since the last report."""
+        self.tally = Tally()  # the counts of the samples scored since the last report
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> RewardResult:

@@ -50,7 +50,6 @@ class FormatReward(Reward):
         return RewardResult(values, [Status.NO_MATCH if one.value is False else one.status for one in outcomes])
 
     def close(self) -> None:
-        """Ends the worker process."""
         self._pool.close()
 
 

@@ -90,7 +90,6 @@ class FunctionReward(Reward):
                 log.warning(told, self.name, text, source, outcome.error)
 
     def setup(self, run: Run) -> None:
-        """Imports the function."""
         self._import()
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
@@ -104,7 +103,6 @@ class FunctionReward(Reward):
         return result
 
     def close(self) -> None:
-        """Ends the worker processes."""
         self._pool.close()
 
     def _import(self) -> None:

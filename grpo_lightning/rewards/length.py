@@ -29,7 +29,6 @@ class OverlongPenalty(Reward):
         self._longest = max_length
 
     def setup(self, run: Run) -> None:
-        """Takes the run's limit where `max_length` is None."""
         super().setup(run)
         self._longest = self.max_length or run.max_new_tokens
         at_least(f"cache={self.cache}, max_length", self._longest, self.cache or 1, "OverlongPenalty")

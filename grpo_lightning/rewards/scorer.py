@@ -47,8 +47,7 @@ class Scorer:
         self.rewards = list(rewards)
         self.max_failed = max_failed
         self.correct = correct or names[0]
-        self.main = self.rewards[names.index(self.correct)]
-        """The reward that decides what is right."""
+        self.main = self.rewards[names.index(self.correct)]  # the reward that decides what is right
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Lets every reward read the questions before the run."""
@@ -125,8 +124,7 @@ class EarlyScores(Thread):
         # A server that does not answer must not keep the program from ending.
         super().__init__(name=f"grpo-reward-{reward.name}", daemon=True)
         self.reward = reward
-        self.coming: SimpleQueue[Sample | None] = SimpleQueue()
-        """The samples to score; None comes last."""
+        self.coming: SimpleQueue[Sample | None] = SimpleQueue()  # the samples to score; None comes last
         self._parts: list[tuple[list[Sample], RewardResult]] = []
         self._error: BaseException | None = None
         self._given_up = False

@@ -62,7 +62,6 @@ class CodeReward(Reward):
         self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Refuses questions without tests."""
         for question in questions:
             self._tests(question)
 
@@ -102,7 +101,6 @@ class CodeReward(Reward):
         return result
 
     def close(self) -> None:
-        """Ends the processes."""
         self._pool.close()
 
     def _verdict(self, outcome: Outcome) -> tuple[float, str, str]:

@@ -79,7 +79,6 @@ class Conversations(Sampler):
             ) from error
 
     def close(self) -> None:
-        """Ends every process. May be called twice."""
         self._instances.close()
 
     def longest(self, sampling: Sampling) -> int:

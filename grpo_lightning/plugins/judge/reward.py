@@ -98,7 +98,6 @@ class JudgeReward(Reward):
             require(not missing, f"rubric of {self.name}: {lacks}")
 
     def setup(self, run: Run) -> None:
-        """Takes its fraction of the limits."""
         self.service.share(ranks.world_size())
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
@@ -162,7 +161,6 @@ class JudgeReward(Reward):
         return [1 - order.index(score) / max(1, num_answers - 1) for score in scores]
 
     def close(self) -> None:
-        """Ends the requests."""
         self.service.close()
 
 

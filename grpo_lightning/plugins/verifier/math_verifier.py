@@ -59,6 +59,8 @@ class MathVerifier(Reward):
         ordered_lists: Whether `2, 1` is wrong where the gold answer is `1, 2`. Sets in braces never have an order.
         finished: Whether an answer must be in finished form: not `\sqrt{50}+\sqrt{18}` for `8\sqrt2`, and no copy of
             the question. If the gold answer is a number, the answer must be one in any case.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Name in the metrics.
     """
 
     finds_answers = True
