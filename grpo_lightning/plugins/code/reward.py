@@ -51,14 +51,8 @@ class CodeReward(Reward):
         at_least("timeout", timeout, 1, type(self).__name__)
         at_least("memory_limit_mb", memory_limit_mb, 64, type(self).__name__)
         self.partial_credit, self.unsafe = partial_credit, unsafe
-        self.limits: dict[str, Any] = {
-            "seconds": timeout,
-            "memory_mb": memory_limit_mb,
-            "file_bytes": memory_limit_mb << 14,
-            "run": command,
-            "build": build,
-            "unsafe": False,
-        }
+        room = {"seconds": timeout, "memory_mb": memory_limit_mb, "file_bytes": memory_limit_mb << 14}
+        self.limits: dict[str, Any] = {**room, "run": command, "build": build, "unsafe": False}
         self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
