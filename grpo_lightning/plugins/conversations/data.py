@@ -19,6 +19,8 @@ from grpo_lightning.types import Prompt, Question, UsageError, require
 class PromptDataModule(TaskData):
     """Prompts from a task's questions, and an environment for completions of several turns.
 
+    The arguments up to `order` are described at `TaskData`.
+
     Args:
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all. 0,
             with `validations`, leaves them alone.
