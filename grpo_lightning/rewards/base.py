@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
-from grpo_lightning.types import Question, Sample, Status, require
+from grpo_lightning.types import Question, Sample, Stateful, Status, require
 
 if TYPE_CHECKING:  # a worker that imports the package need not wait for torch
     import torch
@@ -23,17 +23,13 @@ class RewardFailure(RuntimeError):
 class Run:
     """The facts of the run that a reward may need, so that its arguments need not repeat them."""
 
-    device: "torch.device"
-    """The device of this rank."""
-    tokenizer: Any
-    """The policy's tokenizer."""
-    max_new_tokens: int
-    """The longest completion in tokens, the stop token included: `sampling.max_new_tokens`."""
-    rank: int = 0
-    """The index of this process among all processes of the run."""
+    device: "torch.device"  # the device of this rank
+    tokenizer: Any  # the policy's tokenizer
+    max_new_tokens: int  # the longest completion in tokens, the stop token included: `sampling.max_new_tokens`
+    rank: int = 0  # the index of this process among all processes of the run
 
 
-class Reward(ABC):
+class Reward(Stateful, ABC):
     """One term of R(q, o): scores samples. A failure costs the sample it happened on, never the run, and is counted.
 
     Args:
@@ -52,12 +48,10 @@ class Reward(ABC):
         require(math.isfinite(weight), f"weight={weight} of {type(self).__name__}: give a finite number")
         self.weight = weight
         self.name = name or snake_case(type(self).__name__)
-        self.parts: Sequence[Reward] = ()
-        """The rewards inside this one, which are set up, checked and closed with it."""
+        self.parts: Sequence[Reward] = ()  # the rewards inside this one, which are set up, checked and closed with it
         self.needs: Mapping[str, str] = {}
         """The names of other rewards of the list whose results `learn` reads, by the argument that names them."""
-        self.tally = Tally()
-        """The counts of the samples scored since the last report."""
+        self.tally = Tally()  # the counts of the samples scored since the last report
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> RewardResult:
@@ -72,13 +66,6 @@ class Reward(ABC):
         """Reads weights to `run.device`, unless it holds them, and takes defaults. Called before every stage."""
         for part in self.parts:
             part.setup(run)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs to continue exactly: numbers, text, tensors, lists and dicts."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Line 12 of DeepSeekMath's Algorithm 1, for a reward that learns: called after the updates of every step.
@@ -128,16 +115,14 @@ class Reward(ABC):
 
     def _checked(self, samples: Sequence[Sample]) -> RewardResult:
         result = self.score(samples)
-        name, values, statuses = type(self).__name__, len(result.value), len(result.status)
+        name, values, statuses = f"{type(self).__name__}.score", len(result.value), len(result.status)
         if not values == statuses == len(samples):
-            raise ValueError(
-                f"{name}.score returned {values} values and {statuses} statuses for {len(samples)} samples"
-            )
+            raise ValueError(f"{name} returned {values} values and {statuses} statuses for {len(samples)} samples")
         for sample, segments in zip(samples, result.segments or [], strict=bool(result.segments)):
             ends = [segment.end for segment in segments]
             if ends != sorted(set(ends)) or not all(0 <= end < len(sample.token_ids) for end in ends):
                 raise ValueError(
-                    f"{name}.score: segments that end at {ends} in a completion of {len(sample.token_ids)} tokens; "
+                    f"{name}: segments that end at {ends} in a completion of {len(sample.token_ids)} tokens; "
                     "`end` is an index from 0, and later segments end later"
                 )
         for row, (value, status) in enumerate(zip(result.value, result.status, strict=True)):
@@ -167,8 +152,7 @@ def rows_by_prompt(samples: Sequence[Sample]) -> list[list[int]]:
     return [*groups.values()]
 
 
-VERDICTS = ("MathVerifier", "ReasoningGymReward")
-"""The rewards whose value is 1 for a right completion, and 0 for any other."""
+VERDICTS = ("MathVerifier", "ReasoningGymReward")  # their value is 1 for a right completion, and 0 for any other
 
 
 def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:

@@ -24,8 +24,6 @@ class FormatReward(Reward):
         pattern: Regular expression for the whole completion; `.` matches newlines too. By default the form is
             `<think>...</think><answer>...</answer>`: one of each, and an answer that is not empty.
         timeout: Seconds per completion for the pattern, which runs in a worker process.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     scores_early = True
@@ -52,7 +50,6 @@ class FormatReward(Reward):
         return RewardResult(values, [Status.NO_MATCH if one.value is False else one.status for one in outcomes])
 
     def close(self) -> None:
-        """Ends the worker process."""
         self._pool.close()
 
 

@@ -45,7 +45,6 @@ class FunctionReward(Reward):
         concurrency: Samples under way at once in one worker. More than 1 requires an `async def`, for example one that
             waits for a server. Each call has its own `timeout`.
         group: Hands the function a prompt's completions together.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics; by default the function's name.
     """
 
@@ -91,7 +90,6 @@ class FunctionReward(Reward):
                 log.warning(told, self.name, text, source, outcome.error)
 
     def setup(self, run: Run) -> None:
-        """Imports the function."""
         self._import()
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
@@ -105,7 +103,6 @@ class FunctionReward(Reward):
         return result
 
     def close(self) -> None:
-        """Ends the worker processes."""
         self._pool.close()
 
     def _import(self) -> None:

@@ -26,8 +26,6 @@ class Gated(Reward):
         reward: The reward that counts where the gate is open.
         gate: The reward that decides. A completion on which it fails gets NaN.
         threshold: The gate is open where its value is above this.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     def __init__(
@@ -52,8 +50,7 @@ class Gated(Reward):
             result.value.append(math.nan if math.isnan(gate) else inner.value[row] if is_open else 0.0)
             statuses = [status for status in (gates.status[row], inner.status[row]) if status != Status.OK]
             result.status.append("-".join(statuses) or (Status.OK if is_open else Status.CLOSED))
-            if result.segments is not None:
-                assert inner.segments is not None
+            if result.segments is not None and inner.segments is not None:
                 segments = inner.segments[row]
                 result.segments.append(segments if is_open else [Segment(segment.end, 0.0) for segment in segments])
         return result

@@ -17,8 +17,6 @@ class OverlongPenalty(Reward):
         max_length: L_max in tokens; None is the run's `sampling.max_new_tokens`.
         cache: L_cache, the number of tokens before `max_length` over which the penalty grows. None is a fifth of
             `max_length`, as in the paper (4,096 of 20,480).
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     def __init__(
@@ -31,7 +29,6 @@ class OverlongPenalty(Reward):
         self._longest = max_length
 
     def setup(self, run: Run) -> None:
-        """Takes the run's limit where `max_length` is None."""
         super().setup(run)
         self._longest = self.max_length or run.max_new_tokens
         at_least(f"cache={self.cache}, max_length", self._longest, self.cache or 1, "OverlongPenalty")

@@ -93,11 +93,7 @@ class Scores:
         )
 
     def values(self, name: str | None) -> Tensor:
-        """[B] float64 values of a reward, NaN where scoring failed.
-
-        Args:
-            name: Its name, or `total`. None is the first reward with a weight.
-        """
+        """[B] float64 values of the reward `name`, or the `total`; None is the first with a weight. NaN: it failed."""
         name = next(iter(self.weight), TOTAL) if name is None else name
         total = torch.tensor(self.total, dtype=torch.float64)
         if name == TOTAL:
@@ -139,11 +135,6 @@ class Tally:
         """The number of samples scored."""
         return self.statuses.total()
 
-    @property
-    def num_failed(self) -> int:
-        """The number of samples without a score."""
-        return self.failed.total()
-
     def add(self, samples: Sequence[Sample], values: Iterable[float], statuses: Iterable[str]) -> None:
         """Counts `samples` with their values and statuses."""
         for sample, value, status in zip(samples, values, statuses, strict=True):
@@ -170,7 +161,7 @@ class Tally:
 
     def describe(self) -> str:
         """The failures in words: `failed on 3 of 32 samples (error: 2, timeout: 1), for example on ...`."""
-        kinds, some = self.failed.most_common(), f"{self.num_failed} of {self.num_samples} samples"
+        kinds, some = self.failed.most_common(), f"{self.failed.total()} of {self.num_samples} samples"
         if [*self.failed] == [Status.NO_GOLD]:
             return f"did not score {some}: they have no gold answer"
         counts = ", ".join(f"{status}: {count}" for status, count in kinds)

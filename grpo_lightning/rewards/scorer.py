@@ -23,10 +23,8 @@ log = logging.getLogger(__name__)
 class Scorer:
     """Scores samples with every reward of the list.
 
-    Args:
-        rewards: The terms; their names must differ.
-        max_failed: Largest fraction of the samples of a step, or a validation, that one reward may fail on.
-        correct: The name of the reward that decides what is right; None is the first.
+    A reward may fail on the fraction `max_failed` of a step's samples, or a validation's. The one called `correct`
+    decides what is right; None is the first.
     """
 
     def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5, correct: str | None = None) -> None:
@@ -35,20 +33,17 @@ class Scorer:
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
         require(0 <= max_failed <= 1, f"model.guard.max_failed_rewards={max_failed}: give a fraction from 0 to 1")
-        if correct is not None and correct not in names:
-            allowed = ", ".join(names)
-            raise UsageError(f"model.validation.correct={correct}: no reward has this name; give one of {allowed}")
+        fix = f"no reward has this name; give one of {', '.join(names)}"
+        require(correct is None or correct in names, f"model.validation.correct={correct}: {fix}")
         for reward in rewards:
             others = [name for name in names if name != reward.name]
             for key, name in reward.needs.items():
-                if name not in others:
-                    allowed = f"one of {', '.join(others)}, or a reward" if others else "a reward"
-                    raise UsageError(f"{key}={name} of {reward.name}: no other reward has this name; give {allowed}")
+                fix = f"give one of {', '.join(others)}, or a reward" if others else "give a reward"
+                require(name in others, f"{key}={name} of {reward.name}: no other reward has this name; {fix}")
         self.rewards = list(rewards)
         self.max_failed = max_failed
         self.correct = correct or names[0]
-        self.main = self.rewards[names.index(self.correct)]
-        """The reward that decides what is right."""
+        self.main = self.rewards[names.index(self.correct)]  # the reward that decides what is right
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Lets every reward read the questions before the run."""
@@ -102,7 +97,7 @@ class Scorer:
             if tally.num_samples:
                 part.stop_if_broken(tally.statuses)
         for reward, tally in found:
-            if reward in self.rewards and tally.num_failed > self.max_failed * tally.num_samples:
+            if reward in self.rewards and tally.failed.total() > self.max_failed * tally.num_samples:
                 allowed = f"model.guard.max_failed_rewards={self.max_failed} of a {where}'s samples"
                 raise RewardFailure(f"reward {reward.name} {tally.describe()}; {allowed}")
 
@@ -113,7 +108,7 @@ class Scorer:
         found = [(part, Tally.total(tallies)) for part, *tallies in zip(everyone, *by_rank, strict=True)]
         for part, tally in found:
             part.tally = Tally()
-            if tally.num_failed and ranks.rank() == 0:
+            if tally.failed and ranks.rank() == 0:
                 log.warning("reward %s %s", part.name, tally.describe())
         return found
 
@@ -125,8 +120,7 @@ class EarlyScores(Thread):
         # A server that does not answer must not keep the program from ending.
         super().__init__(name=f"grpo-reward-{reward.name}", daemon=True)
         self.reward = reward
-        self.coming: SimpleQueue[Sample | None] = SimpleQueue()
-        """The samples to score; None comes last."""
+        self.coming: SimpleQueue[Sample | None] = SimpleQueue()  # the samples to score; None comes last
         self._parts: list[tuple[list[Sample], RewardResult]] = []
         self._error: BaseException | None = None
         self._given_up = False

@@ -62,20 +62,18 @@ class WorkerPool:
         return WorkerPool, (self.num_workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)
 
     def load(self, function: str) -> list[str]:
-        """The names of the arguments that `function` must be given. Raises LoadError if a worker cannot import it."""
+        """The names of the arguments that a function must be given. Raises LoadError if a worker cannot import it.
+
+        It is `package.module.function`, `package.module:function` or `path/to/file.py:function`.
+        """
         return self._run(function, [])[0].value
 
     def map(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
-        """The outcome of `function` for each task, in order; tasks run in parallel.
+        """The outcome of `function`, named as for `load`, for each task, in order; tasks run in parallel.
 
-        Args:
-            function: `package.module.function`, `package.module:function` or `path/to/file.py:function`.
-            tasks: JSON values. A list holds the arguments. A dict becomes one argument with these attributes, and
-                `{"samples": [...]}` becomes a list of such objects.
-
-        Raises:
-            LoadError: The function could not be imported.
-            Closed: Another thread has closed the pool.
+        A task is of JSON values. A list holds the arguments. A dict becomes one argument with these attributes, and
+        `{"samples": [...]}` becomes a list of such objects. Raises LoadError where the function cannot be imported, and
+        Closed where another thread has closed the pool.
         """
         return self._run(function, tasks) if tasks else []
 

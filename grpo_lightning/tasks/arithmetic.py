@@ -53,10 +53,8 @@ class Arithmetic(Task):
             require(least <= value <= most, f"data.task.{key}={value}: give {least} to {most}")
         at_least("data.task.num_train", num_train, 1)
         at_least("data.task.num_val", num_val, 1)
-        require(
-            0 < len(operators) == len({*operators} & OPERATORS.keys()),
-            f"data.task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once",
-        )
+        fits = 0 < len(operators) == len({*operators} & OPERATORS.keys())
+        require(fits, f"data.task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once")
         fix = "a question is in words or in digits, set one"
         require(not (words and sentence), f"data.task.words=true and data.task.sentence=true: {fix}")
         self.max_digits, self.operators, self.num_terms = max_digits, tuple(operators), num_terms

@@ -41,7 +41,6 @@ class Shuffled(QuestionOrder):
         self._pass: tuple[int, list[int]] = (-1, [])
 
     def next(self, ids: range) -> list[int]:
-        """A pure function of the ids."""
         return [self._row(id) for id in ids]
 
     def _row(self, id: int) -> int:

@@ -14,7 +14,16 @@ from grpo_lightning.types import Question, UsageError, at_least, require
 
 
 class _Table(Task):
-    """The common part of tables: the columns that a question is made of, and which rows are left out."""
+    r"""The common part of tables: the columns that a question is made of, and which rows are left out.
+
+    Args:
+        question: Column that holds the question.
+        answer: Column that holds the gold answer.
+        answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
+            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
+        max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
+            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and one for the result.
+    """
 
     def __init__(
         self, question: str, answer: str, answer_pattern: str, max_lines: int | None, **splits: str | None
@@ -97,12 +106,6 @@ class JsonPrompts(_Table):
         val: File for validation.
         test: File for testing.
         predict: File to answer; its rows may lack an answer.
-        question: Column that holds the question.
-        answer: Column that holds the gold answer.
-        answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
-            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
-        max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
-            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and one for the result.
     """
 
     def __init__(
@@ -142,13 +145,7 @@ class HubPrompts(_Table):
         val: Name of its split for validation, such as `train[-500:]`.
         test: Name of its split for testing.
         predict: Name of its split to answer; its rows may lack an answer.
-        question: Column that holds the question.
-        answer: Column that holds the gold answer.
-        answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
-            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
         revision: Branch, tag or commit of the dataset; a commit makes the run repeatable.
-        max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
-            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and one for the result.
     """
 
     def __init__(

@@ -31,8 +31,6 @@ class CodeReward(Reward):
         build: The command that compiles it, once per completion: `[gcc, -x, c, main]`.
         unsafe: Runs programs without namespaces where these are missing, as you. They can then do all that you can.
         num_workers: Number of programs under way at once.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     scores_early = True
@@ -53,18 +51,11 @@ class CodeReward(Reward):
         at_least("timeout", timeout, 1, type(self).__name__)
         at_least("memory_limit_mb", memory_limit_mb, 64, type(self).__name__)
         self.partial_credit, self.unsafe = partial_credit, unsafe
-        self.limits: dict[str, Any] = {
-            "seconds": timeout,
-            "memory_mb": memory_limit_mb,
-            "file_bytes": memory_limit_mb << 14,
-            "run": command,
-            "build": build,
-            "unsafe": False,
-        }
+        room = {"seconds": timeout, "memory_mb": memory_limit_mb, "file_bytes": memory_limit_mb << 14}
+        self.limits: dict[str, Any] = {**room, "run": command, "build": build, "unsafe": False}
         self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Refuses questions without tests."""
         for question in questions:
             self._tests(question)
 
@@ -104,7 +95,6 @@ class CodeReward(Reward):
         return result
 
     def close(self) -> None:
-        """Ends the processes."""
         self._pool.close()
 
     def _verdict(self, outcome: Outcome) -> tuple[float, str, str]:

@@ -43,12 +43,9 @@ class Conversations(Sampler):
     A drawn token's random number depends on its position among the drawn tokens of its conversation, so batches, ranks
     and other conversations do not matter.
 
-    Args:
-        environment: What answers the policy. Every conversation has a copy of it, in a process of its own.
-        limits: Of each conversation.
-        system: System message before the environment's messages; empty leaves it out.
-        chat: Whether messages stand in the tokenizer's chat template. Without it, the first is the prompt as it is, and
-            later ones stand between line breaks.
+    Every conversation has a copy of the environment, in a process of its own. `system` is a message before those of the
+    environment; empty leaves it out. Without `chat`, the tokenizer's chat template is not used: the first message is
+    the prompt as it is, and later ones stand between line breaks.
     """
 
     def __init__(self, environment: Environment, limits: Limits | None = None, system: str = "", chat: bool = False):
@@ -79,11 +76,9 @@ class Conversations(Sampler):
             ) from error
 
     def close(self) -> None:
-        """Ends every process. May be called twice."""
         self._instances.close()
 
     def longest(self, sampling: Sampling) -> int:
-        """As `Sampler.longest`: that of all turns."""
         return self.limits.max_turns * sampling.max_new_tokens
 
     def draw(
@@ -95,7 +90,6 @@ class Conversations(Sampler):
         sampling: Sampling,
         key: RandomKey,
     ) -> Drawn:
-        """As `Sampler.draw`: each sample is a conversation about its prompt's question."""
         self.load(policy.tokenizer)
         if self._format is not None and self._format.stop and self._format.stop not in sampling.stop:
             sampling = replace(sampling, stop=[*sampling.stop, self._format.stop])

@@ -19,21 +19,11 @@ from grpo_lightning.types import Prompt, Question, UsageError, require
 class PromptDataModule(TaskData):
     """Prompts from a task's questions, and an environment for completions of several turns.
 
+    The arguments up to `order` are described at `TaskData`.
+
     Args:
-        task: Where the questions come from.
-        template: The prompt, with `{question}` where the question goes.
-        template_file: Text file with the prompt instead, in UTF-8, for example with solved questions before
-            `{question}`. One line break at its end does not count.
-        chat: Put the prompt into the tokenizer's chat template, as the user's turn.
-        system: System turn of the chat template; empty leaves it out.
-        answer_prefix: Beginning of every answer, which is given and not drawn, such as `<think>`. It ends the prompt;
-            in a chat the assistant's turn begins with it. Rewards see it before what the policy wrote.
-        skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all. 0,
             with `validations`, leaves them alone.
-        val_batch_size: Questions validated at once.
-        seed: Seed of the order of the training questions.
-        order: Which training question is asked next.
         environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
             path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
             is an `Environment` too; else there is one turn.

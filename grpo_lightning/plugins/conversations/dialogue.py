@@ -28,13 +28,8 @@ class Dialogue:
     that no answer of a tool can end a turn. A role that the template refuses or leaves out, `system` or `tool`, becomes
     `user`. Messages of the user in a row become one where the template wants turns to alternate.
 
-    Args:
-        tokenizer: Of transformers. `PLAIN` is its template if it has none.
-        tools: JSON schemas, as `transformers.utils.get_json_schema` makes them.
-        variables: Further variables of the template, such as `{"enable_thinking": False}`.
-
-    Raises:
-        UsageError: The template refuses even a single message of the user.
+    `PLAIN` is the template of a tokenizer that has none. Tools are JSON schemas. `variables` are further ones of the
+    template, such as `{"enable_thinking": False}`. Raises UsageError where it refuses even one message of the user.
     """
 
     def __init__(
@@ -66,14 +61,9 @@ class Dialogue:
     ) -> list[int] | None:
         """The given ids after a turn: its end, unless the policy drew it, new messages, the header of the next turn.
 
-        Args:
-            messages: The conversation before the turn.
-            drawn_ids: The turn: all that the policy drew, with its stop token if it drew one.
-            new_messages: What the environment answered.
-
-        Returns:
-            The ids, or None where kept ids cannot spell what the template now renders. A new completion then begins
-            with `start([*messages, turn(drawn_ids), *new_messages])`.
+        `messages` come before the turn; `drawn_ids` are all of it, with its stop token if the policy drew one. None
+        where kept ids cannot spell what the template now renders. A new completion then begins with
+        `start([*messages, turn(drawn_ids), *new_messages])`.
         """
         drawn = self._decode(drawn_ids)
         before = self._rendered(messages) + drawn

@@ -83,17 +83,14 @@ class HermesJson(ToolFormat):
     opening, closing, key = "<tool_call>", "</tool_call>", "arguments"
 
     def describe(self, tools: Tools) -> str:
-        """One line of JSON per tool."""
         form = f'{self.opening}{{"name": NAME, "{self.key}": {{ARGUMENT: VALUE}}}}{self.closing}'
         lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
         return "\n".join([f"To call a tool, write {form}. The tools:", *lines])
 
     def bodies(self, text: str) -> Iterable[str | None]:
-        """The texts between the tags, after the thoughts."""
         return _between(self.opening, self.closing, text.rpartition("</think>")[2])
 
     def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
-        """An object of two keys."""
         call = read_json(body)
         if not isinstance(call, dict) or call.keys() != {"name", self.key}:
             raise ValueError(f'a call is an object with the keys "name" and "{self.key}" alone')
@@ -128,7 +125,6 @@ class PlainTag(ToolFormat):
         return "\n".join(lines)
 
     def bodies(self, text: str) -> Iterable[str | None]:
-        """The texts between the tags."""
         return _between("<tool>", "</tool>", text)
 
     def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:

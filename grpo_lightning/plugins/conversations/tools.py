@@ -76,7 +76,6 @@ class ToolEnvironment(Environment):
         return turn
 
     def outcome(self) -> float | None:
-        """The reward that `get_reward` returns, if there is one."""
         reward = getattr(self._instance, "get_reward", None)
         return None if reward is None else float(awaited(reward()))
 

@@ -52,8 +52,6 @@ class JudgeReward(Reward):
         timeout: Seconds of silence after which a reply is given up.
         cache: The file that keeps replies by model, rubric, prompt and completion, bad ones too; empty for none.
         options: What the request has besides: `temperature`, `max_tokens`, `response_format`.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     scores_early = True
@@ -100,7 +98,6 @@ class JudgeReward(Reward):
             require(not missing, f"rubric of {self.name}: {lacks}")
 
     def setup(self, run: Run) -> None:
-        """Takes its fraction of the limits."""
         self.service.share(ranks.world_size())
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
@@ -164,7 +161,6 @@ class JudgeReward(Reward):
         return [1 - order.index(score) / max(1, num_answers - 1) for score in scores]
 
     def close(self) -> None:
-        """Ends the requests."""
         self.service.close()
 
 

@@ -30,8 +30,7 @@ class Service:
     reply they are estimated. `timeout` is the longest silence in seconds, `cache` a file, empty for none.
     """
 
-    pauses = (0.5, 1.0, 2.0, 4.0, 8.0)
-    """Seconds before the repetitions of a request."""
+    pauses = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the repetitions of a request
 
     def __init__(self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str) -> None:
         key = os.environ.get("JUDGE_API_KEY")

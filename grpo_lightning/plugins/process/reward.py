@@ -103,8 +103,6 @@ class ProcessReward(Reward):
         reduce: The value of the whole: the `sum` of the scores, which pays for many segments, their `min`, the `last`
             one, or their `mean`.
         max_segments: Largest number of segments per completion; the last one takes the rest.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     def __init__(

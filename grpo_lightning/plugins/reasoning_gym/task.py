@@ -12,8 +12,6 @@ from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.types import Question, Sample, Status, UsageError, at_least, require
 
 ENTRIES, SCORE = inside("gym.entries", __file__), inside("gym.score", __file__)
-"""The functions that make and score puzzles in a worker."""
-
 INSTALL = "pip install grpo-lightning[reasoning-gym]"
 METADATA = "reasoning_gym"  # the key of a question's metadata that holds its `dataset` and the index of its `entry`
 SECONDS = 600.0  # seconds in which the questions of a run must be made
@@ -56,6 +54,8 @@ class ReasoningGym(Task):
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
+        # The arguments that make the same entries in any process.
+        self._dataset = {"name": name, "config": self.config, "seed": seed, "size": 2 * num_val + num_train}
         self._made: list[tuple[str, str]] = []
 
     def questions(self, split: Split) -> Sequence[Question]:
@@ -74,12 +74,6 @@ class ReasoningGym(Task):
         every = f"data.task.name={self.name}: every {split} question is in an earlier split too"
         require(bool(questions), f"{every}; {fix}")
         return questions
-
-    @property
-    def _dataset(self) -> dict[str, Any]:
-        """The arguments that make the same entries in any process."""
-        size = 2 * self.num_val + self.num_train
-        return {"name": self.name, "config": self.config, "seed": self.seed, "size": size}
 
     def _entries(self, stop: int) -> list[tuple[str, str]]:
         """Questions and answers of the first `stop` entries, made in a worker process, where they are scored too."""
@@ -110,8 +104,6 @@ class ReasoningGymReward(Reward):
         timeout: Seconds per score.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
         num_workers: Number of worker processes.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     finds_answers = True

@@ -158,13 +158,10 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
 
 
 def grade(text: str, tests: Any, limits: dict[str, Any], whole: bool) -> list[tuple[str, str]]:
-    """Statuses of an answer's tests, each with what went wrong; none without a program.
+    """Statuses of an answer's tests, each with what went wrong; none without a program, the answer's last fence.
 
-    Args:
-        text: The answer; the program is its last fence.
-        tests: A pytest file; or a list of asserts, as text, and of dicts with `stdin` and `stdout`.
-        limits: What a program may use.
-        whole: Ends with the first test that fails, since all must pass.
+    Tests are a pytest file, or a list of asserts, as text, and of dicts with `stdin` and `stdout`. With `whole`, all
+    must pass: the first that fails is the last.
     """
     source = last_fence(text)
     if source is None:

@@ -27,8 +27,7 @@ SYSTEM = ["/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin", "/etc/ld.so.cache
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
 USER, NOBODY = 1000, 65534
 PROCESSES, OPEN_FILES = 32, 64
-AUDIT, MOUNT_SETATTR = 0xC000003E, 442
-"""The architecture x86-64, and the number of a system call there."""
+AUDIT, MOUNT_SETATTR = 0xC000003E, 442  # the architecture x86-64, and the number of a system call there
 REFUSED = [41, 101, 310, 311, 321, 298, 323, 248, 249, 250, 304, 29, 319, 425, 426, 427, 438]
 """Sockets, others' memory and descriptors, bpf, perf, keys, handles, shared memory, io_uring."""
 LIBC = ctypes.CDLL(None, use_errno=True)
