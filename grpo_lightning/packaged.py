@@ -6,8 +6,7 @@ from pathlib import Path
 from grpo_lightning.types import UsageError
 
 PREFIX = "grpo_lightning:"
-CONFIGS = Path(__file__).with_name("configs")
-"""In the repository a link to the folder at its top."""
+CONFIGS = Path(__file__).with_name("configs")  # in the repository a link to the folder at its top
 POLICY = Path(__file__).with_name("tiny_policy")
 """`python tools/make_tiny_policy.py --out grpo_lightning/tiny_policy` makes it again."""
 

@@ -49,8 +49,7 @@ SECTIONS = {
 }
 """The callbacks with options of their own, by public name; beside `model`, `data` and `trainer`."""
 
-ALWAYS = ("FirstLook", "RunSummary")
-"""The callbacks without options."""
+ALWAYS = ("FirstLook", "RunSummary")  # the callbacks without options
 
 DEFAULTS: dict[str, Any] = {
     "model.engine": {"class_path": "NativeEngine"},
@@ -91,11 +90,9 @@ def ask(path: str, *args: Any) -> Any:
     return function(*args) if function else None
 
 
-SEEDED = ("loop.seed", "data.seed")
-"""They follow from `seed_everything`."""
+SEEDED = ("loop.seed", "data.seed")  # they follow from `seed_everything`
 
-NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-"""A number that is no flag."""
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # a number that is no flag
 
 
 def overview() -> str:

@@ -17,8 +17,7 @@ from grpo_lightning.types import UsageError
 class Parser(LightningArgumentParser):
     """A parser whose mistakes are `UsageError`: in one line each, where the plugin that explains them is there."""
 
-    owner: type | None = None
-    """The class whose arguments this parser reads; None for a command's options."""
+    owner: type | None = None  # the class whose arguments this parser reads; None for a command's options
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)

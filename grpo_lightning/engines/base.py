@@ -33,12 +33,9 @@ class RolloutEngine(ABC):
     """True if `sync` may be called meanwhile: what is being drawn goes on with the new weights."""
     gathers_weights: ClassVar[bool] = False
     """True if its `sync` assembles sharded weights itself, with `named_weights`: then no rank holds all of them."""
-    gap_causes: ClassVar[str] = ""
-    """The likely causes of a gap beyond the tolerance: a sentence for the message."""
-    dtype: torch.dtype | None = None
-    """The type of its matrix products; None: the type that the policy computes in."""
-    policy: Policy | None = None
-    """The policy of the last `sync`."""
+    gap_causes: ClassVar[str] = ""  # the likely causes of a gap beyond the tolerance: a sentence for the message
+    dtype: torch.dtype | None = None  # the type of its matrix products; None: the type that the policy computes in
+    policy: Policy | None = None  # the policy of the last `sync`
     version: int | None = None
     """`Policy.version` at the last `sync`; None before. An engine that loses its weights sets it to None."""
     first_gap: float | None = None

@@ -63,10 +63,8 @@ class GRPOLoop(Callback):
         for name in ("group_size", "prompts_per_step", "mu", "num_minibatches", "steps_per_iteration"):
             at_least(f"loop.{name}", getattr(self, name), 1)
         at_least("loop.max_tokens", max_tokens, 0)
-        self.observers: list[Observer] = []
-        """The trainer's data and callbacks that are told how the steps go."""
-        self.step: Step | None = None
-        """The step under way, and the last one until the next begins."""
+        self.observers: list[Observer] = []  # the trainer's data and callbacks that are told how the steps go
+        self.step: Step | None = None  # the step under way, and the last one until the next begins
         self._resumes = False
 
     @staticmethod

@@ -40,10 +40,8 @@ class RolloutSource(Stateful, ABC):
     """
 
     inputs: SourceInputs
-    is_late: bool = False
-    """Whether it is certain, before the run, that rollouts will be of an earlier policy."""
-    num_copies: int = 0
-    """Copies of the trained weights that it keeps on each device."""
+    is_late: bool = False  # whether it is certain, before the run, that rollouts will be of an earlier policy
+    num_copies: int = 0  # copies of the trained weights that it keeps on each device
 
     def setup(self, inputs: SourceInputs) -> None:
         """Connects the source to the run, before its first step and before `load_state_dict`."""
@@ -65,8 +63,7 @@ class Synchronous(RolloutSource):
     """
 
     def __init__(self) -> None:
-        self.drawn = 0
-        """Questions drawn from the stream so far."""
+        self.drawn = 0  # questions drawn from the stream so far
 
     def next(self, step: int) -> Exploration:
         dynamic, wanted = self.inputs.dynamic_sampling, self.inputs.prompts_per_step

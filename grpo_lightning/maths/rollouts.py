@@ -23,26 +23,19 @@ class Rollouts(Columns):
     Rewards, advantages and weightings take such pieces as one completion.
     """
 
-    prompt_token_ids: Tensor
-    """[sum of prompt lengths] int64, the prompts end to end, each once."""
-    prompt_lengths: Tensor
-    """[Q] int64, tokens of each prompt, at least 1."""
-    group: Tensor
-    """[B] int64, index of each completion's prompt."""
-    token_ids: Tensor
-    """[N] int64, the drawn tokens end to end, stop tokens included."""
-    lengths: Tensor
-    """[B] int64, the paper's |o_i|: drawn tokens of each row, at least 1."""
-    context: Context | None = None
-    """Given tokens; None if everything was drawn."""
+    prompt_token_ids: Tensor  # [sum of prompt lengths] int64, the prompts end to end, each once
+    prompt_lengths: Tensor  # [Q] int64, tokens of each prompt, at least 1
+    group: Tensor  # [B] int64, index of each completion's prompt
+    token_ids: Tensor  # [N] int64, the drawn tokens end to end, stop tokens included
+    lengths: Tensor  # [B] int64, the paper's |o_i|: drawn tokens of each row, at least 1
+    context: Context | None = None  # given tokens; None if everything was drawn
     row: Tensor = None  # type: ignore[assignment]
     """[B] int64, index of the completion in the exploration step; by default 0, 1, 2, ..."""
     truncated: Tensor = None  # type: ignore[assignment]
     """[B] bool, True for completions cut off at `max_new_tokens`; by default none."""
     columns: dict[str, Tensor] = field(default_factory=dict)
     """[N] float32 Â, weight, log-probs and more by name: the properties of `Columns`."""
-    temperature: float = 1.0
-    """log π_θ is the log-softmax of logits / temperature."""
+    temperature: float = 1.0  # log π_θ is the log-softmax of logits / temperature
     sizes: Sizes = None  # type: ignore[assignment]
     """Lengths on the host, copied there by default."""
 

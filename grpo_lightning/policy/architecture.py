@@ -84,8 +84,7 @@ class Head:
         self.vocab_size: int = config.vocab_size
         self._factor = getattr(config, "logit_scale", None) or 1.0
         self._divisor = getattr(config, "logits_scaling", None) or 1.0
-        self.scale: float = self._factor / self._divisor
-        """The factor of the logits."""
+        self.scale: float = self._factor / self._divisor  # the factor of the logits
         names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
         self.soft_caps: list[float] = [cap for name in names if (cap := getattr(config, name, None)) is not None]
         """The bounds that the logits are squeezed into."""

@@ -89,8 +89,7 @@ class Compute:
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
     """
 
-    shares_prefix: bool = False
-    """True if a group's prompt goes through the model once; known after `adapt`."""
+    shares_prefix: bool = False  # True if a group's prompt goes through the model once; known after `adapt`
 
     def __init__(
         self, attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa", gradient_checkpointing: bool = False

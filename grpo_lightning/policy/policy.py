@@ -38,8 +38,7 @@ class Policy(nn.Module):
     """
 
     model: PreTrainedModel
-    key: str = "model.policy"
-    """The setting that it is the value of, for messages."""
+    key: str = "model.policy"  # the setting that it is the value of, for messages
 
     def __init__(
         self,

@@ -24,8 +24,7 @@ class PolicySnapshot(nn.Module, ABC):
     """True if it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
     is_proximal: bool = False
     """True if it is π_old of rollouts of an earlier policy too. If not, that is what their sampler recorded."""
-    stays: bool = False
-    """True if it is another model, which `refresh` does not move."""
+    stays: bool = False  # True if it is another model, which `refresh` does not move
 
     @property
     def exists(self) -> bool:

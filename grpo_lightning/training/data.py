@@ -34,10 +34,8 @@ class PromptBatch:
     """Prompts to validate or predict on."""
 
     prompts: list[Prompt]
-    num_real: int
-    """Number of real prompts. The others are padding, so that every rank makes the same number of calls."""
-    validation: str = ""
-    """The name of a validation beside the main one."""
+    num_real: int  # number of real prompts. The others are padding, so that every rank makes the same number of calls.
+    validation: str = ""  # the name of a validation beside the main one
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Itself: it holds no tensors."""
@@ -51,8 +49,7 @@ class PromptLoader:
     data: "TaskData"
     split: Split
     validation: str = ""
-    is_due: Callable[[], bool] = lambda: True
-    """Whether there are any this time."""
+    is_due: Callable[[], bool] = lambda: True  # whether there are any this time
 
     def __len__(self) -> int:
         return -(-len(self.data.questions[self.split]) // (ranks.world_size() * self.data.val_batch_size))
@@ -118,12 +115,10 @@ class TaskData(L.LightningDataModule, Observer):
         self.answer_prefix, self.skip_long = answer_prefix, skip_long
         self.val_limit, self.val_batch_size = val_limit, val_batch_size
         self.seed, self.order = seed, order or Shuffled()
-        self.sampler: Sampler = SingleTurn()
-        """Makes samples of what the engine draws."""
+        self.sampler: Sampler = SingleTurn()  # makes samples of what the engine draws
         self.validations: Mapping[str, Any] = {}
         """Validations beside the main one, by name: each has `evaluation(explorer, sampling)` and `loader(name)`."""
-        self.train_loader: Iterable[Minibatch] | None = None
-        """What `fit` trains on; the loop sets it."""
+        self.train_loader: Iterable[Minibatch] | None = None  # what `fit` trains on; the loop sets it
         self._policy: Policy | None = None
         self.questions: dict[Split, Sequence[Question]] = {}
 
@@ -170,8 +165,7 @@ class TaskData(L.LightningDataModule, Observer):
             self.render(question)  # refuses a chat template that cannot be used
         if context is None:
             return questions
-        too_long: dict[int, int] = {}
-        """Tokens of the prompt, by row."""
+        too_long: dict[int, int] = {}  # tokens of the prompt, by row
         for row, question in enumerate(questions):
             text = self.render(question)
             # No tokenizer makes more tokens than bytes, bar a few special ones: most rows need no tokenizing here.

@@ -73,8 +73,7 @@ class Evaluation(torch.nn.Module):
         self.explorer, self.sampling, self.num_samples = explorer, sampling, num_samples
         self.kept: dict[int, list[Answer]] = {}
         """By prompt id: whoever puts an empty list here finds in it the answers of the last validation since then."""
-        self.scorer = explorer.scorer
-        """The rewards, and the judge as the one that decides what is right."""
+        self.scorer = explorer.scorer  # the rewards, and the judge as the one that decides what is right
         self._given: Reward | str | None = None
         self._make_metrics()
 

@@ -31,15 +31,12 @@ class StepReport(Callback):
     """Logs every step. Each `GRPOModule` brings one along."""
 
     def __init__(self) -> None:
-        self.remarks: Counter[str] = Counter()
-        """Why steps of this start learned nothing, and how many."""
+        self.remarks: Counter[str] = Counter()  # why steps of this start learned nothing, and how many
         self._began = 0.0  # the updates of the step under way
-        self._validations: list[float] = []
-        """Seconds of its validations so far, which are no part of it."""
+        self._validations: list[float] = []  # seconds of its validations so far, which are no part of it
         self._between = 0.0
         """Seconds of validation before its last update so far: `trainer.val_check_interval` puts it between updates."""
-        self._ended: float | None = None
-        """When the last step had ended; None before the first of this start."""
+        self._ended: float | None = None  # when the last step had ended; None before the first of this start
         self._rates: set[str] = set()
         """The fractions that are logged as 0 where nothing happens: once they have been above it."""
 

@@ -29,10 +29,8 @@ class WholeSteps(Callback):
     """
 
     def __init__(self) -> None:
-        self.validates_now = False
-        """True where this start validates before the first step."""
-        self._lent = ExitStack()
-        """Gives the trainer its own settings back, where others hold for a while."""
+        self.validates_now = False  # True where this start validates before the first step
+        self._lent = ExitStack()  # gives the trainer its own settings back, where others hold for a while
         self._savers: list[ModelCheckpoint] = []
         """The checkpoint callbacks that would save at a validation, before the step has ended."""
         self._validated = False

@@ -16,8 +16,7 @@ import yaml
 from grpo_lightning.packaged import CONFIGS
 from grpo_lightning.types import UsageError, at_least
 
-FOLDERS = (Path("configs/benchmarks"), CONFIGS / "benchmarks")
-"""Where a benchmark's configuration is, by its name."""
+FOLDERS = (Path("configs/benchmarks"), CONFIGS / "benchmarks")  # where a benchmark's configuration is, by its name
 
 UNASKED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--data.val_limit": "0"}
 """What a run must have, and an evaluation does not use."""

@@ -14,10 +14,8 @@ from grpo_lightning import ranks
 from grpo_lightning.plugins.cluster.internals import adopt_ranks
 from grpo_lightning.training.callbacks.checkpoint import EXIT_CODE, SUSPENDED
 
-VARIABLE = "GRPO_RANK_0"
-"""In the environment of the ranks that Lightning starts: the process of rank 0."""
-GRACE = 3.0
-"""Seconds in which a rank must end after one that failed; 20 times as long after one that was asked to stop."""
+VARIABLE = "GRPO_RANK_0"  # in the environment of the ranks that Lightning starts: the process of rank 0
+GRACE = 3.0  # seconds in which a rank must end after one that failed; 20 times as long after one that was asked to stop
 
 
 class LaunchedRanks:

@@ -17,8 +17,7 @@ from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.whole_steps import WholeSteps
 from grpo_lightning.types import Sample
 
-Scores = dict[str, float]
-"""Metrics of one validation, without `val/`."""
+Scores = dict[str, float]  # metrics of one validation, without `val/`
 
 SHOWN = {"wait": "wait", "explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
 """The phases of a step whose seconds are shown, and what they are called."""

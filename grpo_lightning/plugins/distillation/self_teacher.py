@@ -35,8 +35,7 @@ class SelfTeacher(PolicySnapshot):
     ) -> None:
         super().__init__()
         self.prompt, self.snapshot = prompt, snapshot or RecordedLogp()
-        self.prompts: list[list[int]] = []
-        """The token ids of the prompt of each sample of the step."""
+        self.prompts: list[list[int]] = []  # the token ids of the prompt of each sample of the step
 
     def question(self, sample: Sample) -> str:
         """What the teacher is asked about a completion."""

@@ -21,12 +21,9 @@ class Run:
 
     folder: Path
     scalars: Scalars
-    config: Config | None
-    """Without seeds and folders; None: there is no config.yaml."""
-    seed: str
-    """`seed_everything`, or the folder's name where there is none."""
-    arm: str | None = None
-    """The arm that the folders name; None: the configuration tells."""
+    config: Config | None  # without seeds and folders; None: there is no config.yaml
+    seed: str  # `seed_everything`, or the folder's name where there is none
+    arm: str | None = None  # the arm that the folders name; None: the configuration tells
     changes: Sequence[str] = ()
 
     @property

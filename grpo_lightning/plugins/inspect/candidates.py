@@ -29,11 +29,9 @@ class GroupSummary:
     """What decides whether a group is recorded."""
 
     prompt_id: int
-    mean: float
-    """Mean reward; NaN if every completion's reward failed."""
+    mean: float  # mean reward; NaN if every completion's reward failed
     std: float
-    push: float
-    """Sum over the tokens of |weight * Â| (1 - p), p the probability that the token was drawn with."""
+    push: float  # sum over the tokens of |weight * Â| (1 - p), p the probability that the token was drawn with
 
 
 @dataclass(slots=True)
@@ -41,11 +39,9 @@ class Choice:
     """The groups of all ranks that may be recorded, known before the step's updates."""
 
     taken: dict[int, str]
-    pushed: list[int]
-    """The prompt ids of those pushed hardest among the others: `num_moved` of them will be recorded."""
+    pushed: list[int]  # the prompt ids of those pushed hardest among the others: `num_moved` of them will be recorded
     num_moved: int
-    firsts: dict[str, int]
-    """By role, the prompt id of the group that has most of it."""
+    firsts: dict[str, int]  # by role, the prompt id of the group that has most of it
 
     @classmethod
     def from_groups(cls, groups: Sequence[GroupSummary], num_groups: int) -> "Choice":
@@ -105,10 +101,8 @@ class Learned:
     """One completion in the forward of the last update that saw it."""
 
     update: int
-    rollouts: Rollouts
-    """The completion, with what the update read."""
-    numbers: dict[str, Any]
-    """Fields of a `TokenRecord`: [n] over its drawn tokens, or None."""
+    rollouts: Rollouts  # the completion, with what the update read
+    numbers: dict[str, Any]  # fields of a `TokenRecord`: [n] over its drawn tokens, or None
 
 
 def learned_from(

@@ -14,12 +14,9 @@ from grpo_lightning.plugins.inspect.markup import filled
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40
-"""The margins around the plot, in the units of the view box."""
-MOST_DOTS = 25
-"""A mean with so many points at most has them marked; under the pointer each shows its numbers."""
-OUTLYING = 10
-"""The y axis leaves out what would make it so many times as long as the middle 96 % of the values need."""
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40  # the margins around the plot, in the units of the view box
+MOST_DOTS = 25  # a mean with so many points at most has them marked; under the pointer each shows its numbers
+OUTLYING = 10  # the y axis leaves out what would make it so many times as long as the middle 96 % of the values need
 
 
 @dataclass(frozen=True)
@@ -27,8 +24,7 @@ class Series:
     """What is drawn of one arm. A line is a list of pieces, which gaps separate."""
 
     name: str
-    number: int
-    """Its colour."""
+    number: int  # its colour
     mean: list[list[Point]]
     band: list[list[tuple[float, float, float]]] = field(default_factory=list)
     seeds: list[list[list[Point]]] = field(default_factory=list)
@@ -46,8 +42,7 @@ class XAxis:
     low: float
     high: float
     label: str
-    whole: bool
-    """Whether x is a count, whose ticks are whole numbers."""
+    whole: bool  # whether x is a count, whose ticks are whole numbers
 
 
 def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> Markup:

@@ -29,8 +29,7 @@ AXES = {
 SUMMED = {"seconds": "time/step", "tokens": "rollout/tokens"}
 """The scalar, logged once per exploration step, whose sum so far is x: time is without validation."""
 
-ENOUGH = 3
-"""Seeds from which on an interval is drawn: with two it is 12.7 standard errors wide to each side."""
+ENOUGH = 3  # seeds from which on an interval is drawn: with two it is 12.7 standard errors wide to each side
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Estimate:
     """A mean over seeds with its interval."""
 
     mean: float
-    half: float
-    """Half the width of the 95 % interval; NaN where there is none: below two seeds."""
+    half: float  # half the width of the 95 % interval; NaN where there is none: below two seeds
     n: int
 
     @property
@@ -102,12 +100,9 @@ class Metric:
 class Curve:
     """One scalar of one run, a point per exploration step; K points."""
 
-    step: Array
-    """[K] exploration steps done, rising; 0 before training."""
-    x: Array
-    """[K] the axis: steps, updates, seconds or tokens so far."""
-    y: Array
-    """[K] the values; NaN is a gap."""
+    step: Array  # [K] exploration steps done, rising; 0 before training
+    x: Array  # [K] the axis: steps, updates, seconds or tokens so far
+    y: Array  # [K] the values; NaN is a gap
 
 
 @dataclass(frozen=True)

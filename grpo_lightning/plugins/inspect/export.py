@@ -27,8 +27,7 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
 from grpo_lightning.types import UsageError, require
 
-PREFIX = "policy.model."
-"""What the names of the policy's weights begin with in a checkpoint."""
+PREFIX = "policy.model."  # what the names of the policy's weights begin with in a checkpoint
 FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The options of sampling that transformers and vLLM have under the same names, with the defaults of `Sampling`."""
 

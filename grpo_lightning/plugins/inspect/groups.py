@@ -33,14 +33,10 @@ class Row:
     """One completion of some rollouts, and where its tokens are."""
 
     rollouts: Rollouts
-    tokens: slice
-    """Its drawn tokens among those of all completions."""
-    ids: list[int]
-    """[T] drawn and given tokens."""
-    drawn: np.ndarray
-    """[n] int64 indices of the drawn tokens in `ids`."""
-    piece: int
-    """Which of the completions of its sample it is: the piece of a conversation, 0 without one."""
+    tokens: slice  # its drawn tokens among those of all completions
+    ids: list[int]  # [T] drawn and given tokens
+    drawn: np.ndarray  # [n] int64 indices of the drawn tokens in `ids`
+    piece: int  # which of the completions of its sample it is: the piece of a conversation, 0 without one
 
     @classmethod
     def all_of(cls, rollouts: Rollouts) -> Iterator["Row"]:

@@ -7,8 +7,7 @@ from typing import Any
 from grpo_lightning.rewards.base import measured_by, snake_case, title_of
 
 KEY = "model.validation.judge"
-INDIFFERENT = ("weight", "name", "num_workers")
-"""Arguments of a reward that change no verdict."""
+INDIFFERENT = ("weight", "name", "num_workers")  # arguments of a reward that change no verdict
 
 
 def judge_of(config: Mapping[str, Any]) -> dict[str, Any]:

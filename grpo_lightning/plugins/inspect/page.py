@@ -42,8 +42,7 @@ class RunData:
     """What the page shows of a run."""
 
     name: str
-    steps: dict[int, list[str]]
-    """By number, the lines of JSON of each readable record: the step, then its groups."""
+    steps: dict[int, list[str]]  # by number, the lines of JSON of each readable record: the step, then its groups
     curves: dict[str, list[tuple[int, float]]]
     metrics: dict[str, str]
     notes: list[str]

@@ -7,8 +7,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from grpo_lightning.types import BROKEN
 
-MOST_OPEN = 16
-"""Tokens that may wait for the end of a character. One has at most four bytes; more are broken."""
+MOST_OPEN = 16  # tokens that may wait for the end of a character. One has at most four bytes; more are broken.
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:

@@ -25,8 +25,7 @@ FOLDER = "inspect"
 NAME = re.compile(r"step-[0-9]+\.jsonl")
 FORMAT = 1
 
-NUM_ALTERNATIVES = 5
-"""How many of the likeliest tokens are recorded at each position."""
+NUM_ALTERNATIVES = 5  # how many of the likeliest tokens are recorded at each position
 NUM_CURVE = 40
 
 DTYPES: Mapping[str, str] = {
@@ -53,8 +52,7 @@ class TokenRecord:
 
     ids: Array
     pieces: list[str]
-    given: Array | None = None
-    """None: the policy drew all."""
+    given: Array | None = None  # None: the policy drew all
     sampler_logp: Array | None = None
     old_logp: Array | None = None
     update_logp: Array | None = None

@@ -37,11 +37,9 @@ from grpo_lightning.types import UsageError, require
 PAGE = "report.html"
 DEFAULTS = ("reward/mean", "rollout/length_mean", "policy/entropy", "policy/kl_ref", "time/step")
 
-MOST_STEPS = 200
-"""A curve with more points is drawn with so many at most, each the mean of several steps."""
+MOST_STEPS = 200  # a curve with more points is drawn with so many at most, each the mean of several steps
 MANY_ROWS = 30
-NUM_COLORS = 7
-"""Colours in the style; further arms repeat them with dashes."""
+NUM_COLORS = 7  # colours in the style; further arms repeat them with dashes
 
 HEADS = {"last": "last value", "mean": "mean of the curve"}
 """The columns' heads by statistic; that of a threshold is `reached after`."""
@@ -64,12 +62,10 @@ class Report:
     """Arms, what to show of them, and where the page will be."""
 
     title: str
-    arms: list[Arm]
-    """The first is what the others are compared with."""
+    arms: list[Arm]  # the first is what the others are compared with
     metrics: list[Metric]
     axes: Sequence[str]
-    folder: Path
-    """The page's; links are relative to it."""
+    folder: Path  # the page's; links are relative to it
 
     @property
     def runs(self) -> list[Run]:

@@ -56,8 +56,6 @@ class LearnedReward(Reward):
         chat: Render the question in the reward model's own chat template. Otherwise it reads the policy's prompt.
         max_tokens: Tokens in one forward or backward of the reward model, padding included.
         dtype: Type of its weights; train it in float32.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     def __init__(

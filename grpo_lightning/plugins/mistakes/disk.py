@@ -5,8 +5,7 @@ import os
 import re
 from pathlib import Path
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""The disk itself refuses."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  # the disk itself refuses
 
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
 """The folder refuses. An error of these kinds may also come from reading elsewhere."""

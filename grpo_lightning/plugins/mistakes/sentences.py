@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-MOST_NAMES = 20
-"""The number of names from which a message lists the nearest alone."""
+MOST_NAMES = 20  # the number of names from which a message lists the nearest alone
 
 BY_CLASS = "a class is given as {class_path: NAME, init_args: {KEY: VALUE}}"
 

@@ -21,8 +21,7 @@ class Adaptive(QuestionOrder):
 
     def setup(self, questions: Sequence[Question], seed: int) -> None:
         super().setup(questions, seed)
-        self.asked: dict[int, int] = {}
-        """The row of each id that is asked and not observed yet."""
+        self.asked: dict[int, int] = {}  # the row of each id that is asked and not observed yet
         self.checksum = crc32("".join(question.text for question in questions).encode())
 
     @abstractmethod

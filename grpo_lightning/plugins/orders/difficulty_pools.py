@@ -45,8 +45,7 @@ class DifficultyPools(Adaptive):
         self.last = torch.empty(size, dtype=torch.int64)
         """[questions] the id under which each was asked last; before that it is below 0, in shuffled order."""
         self.last[torch.tensor(shuffled.next(range(size)))] = torch.arange(-size, 0)
-        self.rate = torch.full((size,), torch.nan, dtype=torch.float64)
-        """[questions] pass rates; NaN for new ones."""
+        self.rate = torch.full((size,), torch.nan, dtype=torch.float64)  # [questions] pass rates; NaN for new ones
 
     def choose(self, id: int) -> int:
         waits = torch.zeros(len(self.rate), dtype=torch.bool)

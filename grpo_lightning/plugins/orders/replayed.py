@@ -27,8 +27,7 @@ class Replayed(Adaptive):
     def setup(self, questions: Sequence[Question], seed: int) -> None:
         super().setup(questions, seed)
         self.stream = Stream(questions, range(len(questions)), seed)
-        self.waiting: list[int] = []
-        """The rows to ask again, the one that waits longest first."""
+        self.waiting: list[int] = []  # the rows to ask again, the one that waits longest first
 
     def choose(self, id: int) -> int:
         again = self.chance(id).random() < self.fraction

@@ -50,8 +50,7 @@ class StaleSource(Synchronous):
         self.lag = lag
         self.is_late = lag > 0
         self.num_copies = lag + 1 if lag else 0  # the current weights too, while the old ones are in use
-        self.earlier: deque[EarlierWeights] = deque(maxlen=lag)
-        """The weights of the last steps, the oldest first."""
+        self.earlier: deque[EarlierWeights] = deque(maxlen=lag)  # the weights of the last steps, the oldest first
 
     def next(self, step: int) -> Exploration:
         policy, oldest = self.inputs.policy, self.earlier[0] if self.earlier else None

@@ -21,8 +21,7 @@ from grpo_lightning.plugins.verifier.units import conversion
 from grpo_lightning.plugins.verifier.words import word_set
 
 WHOLES = word_set("group set matrix cases builder ratio time base numbers union minus meet dots chain mod words")
-LISTS = ("list", "or", "both", "set")
-"""Kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them."""
+LISTS = ("list", "or", "both", "set")  # kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them
 COUNTERS = frozenset("knm")
 _ONE, _ZERO = (("number", Fraction(value), None) for value in (1, 0))
 _HALF = Fraction(1, 2)
@@ -34,17 +33,12 @@ class Form:
 
     value: Node
     """A value; a list of `LISTS`; a `("record", (name, value), ...)` of `a=2, b=3`; a chain that is not solved."""
-    item: Item
-    """The only item, or the last one: it has the unit."""
+    item: Item  # the only item, or the last one: it has the unit
     names: frozenset[str] = frozenset()
-    links: tuple[Node, ...] = ()
-    """The other operands, which the item claims to equal the value."""
-    close: Node | None = None
-    """The rounded value after an approximation sign."""
-    domain: tuple[str, Node] | None = None
-    r"""The counter and its set: `n \in \mathbb Z`."""
-    excluded: tuple[Node, ...] = ()
-    r"""Relations `x \ne 1` for variables of the value."""
+    links: tuple[Node, ...] = ()  # the other operands, which the item claims to equal the value
+    close: Node | None = None  # the rounded value after an approximation sign
+    domain: tuple[str, Node] | None = None  # the counter and its set: `n \in \mathbb Z`
+    excluded: tuple[Node, ...] = ()  # relations `x \ne 1` for variables of the value
     joins: frozenset[str] = frozenset()
 
 

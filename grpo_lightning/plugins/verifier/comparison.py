@@ -86,13 +86,10 @@ class Comparison:
         self.known = question.words_of(asked)
         self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
         self.is_ordered = ordered_lists or question.wants(asked, "order")
-        self.counter = ""
-        """The counter of the families that are compared: k of `k \\pi`."""
+        self.counter = ""  # the counter of the families that are compared: k of `k \pi`
         self.allowed: frozenset[str] = frozenset()
-        self.claims: list[Claim] = []
-        """The claims of gold answer and answer that were compared last."""
-        self.difference: tuple[Node, Node] | None = None
-        """The first two values that differ."""
+        self.claims: list[Claim] = []  # the claims of gold answer and answer that were compared last
+        self.difference: tuple[Node, Node] | None = None  # the first two values that differ
 
     def outcome(self, gold: str, answer: str) -> str:
         """The outcome, as of `compare`."""
@@ -516,8 +513,7 @@ def _rows(tree: Node) -> list[tuple[Node, Span]]:
     return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
 
 
-_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")
-"""Names that a constant of integration has."""
+_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")  # names that a constant of integration has
 _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
 
 

@@ -57,8 +57,7 @@ _TOUCHING_LEFT = re.compile(r"(?:\d|(?:[/^+~-]|(?<![a-z])[<>]|\\(?:ne|le|ge|pm)q
 _TOUCHING_RIGHT = re.compile(r"\A(?:\\?[\^!_/%][\w{}]*|\.\w+|\\(?!q?quad|text)[a-z]+|\w*)")
 _SPECIAL = re.compile(r"<\|[\w ]+\|>|</s>|<eos>")
 _MAX_STATEMENT, _MAX_AROUND = 2100, 1000
-Box = tuple[int, int, int, str]
-"""Start and end of a box, the start of its content, and its content."""
+Box = tuple[int, int, int, str]  # start and end of a box, the start of its content, and its content
 
 
 def extract_answer(text: str) -> str | None:

@@ -85,8 +85,7 @@ _AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "lceil": ("rceil", ("call", "ceil")),
 }
 """What closes a bracket that is a function, and the node."""
-_COMMANDS: dict[str, Node] = {"frac": ("div",), "binom": ("call", "binom")}
-"""Commands of two arguments."""
+_COMMANDS: dict[str, Node] = {"frac": ("div",), "binom": ("call", "binom")}  # commands of two arguments
 _CONSTANTS: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
 _ACCENTS = ("overline", "vec", "hat", "dot", "ddot", "tilde", "angle", "triangle", "measuredangle")
 _FACTORS = (*_COMMANDS, *_ACCENTS, "sqrt", "lfloor", "lceil", "infty", "(", "{", "begin pmatrix", "begin bmatrix")
@@ -98,14 +97,10 @@ _MATRICES = ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "Bmatrix", "sma
 class Item:
     """One statement of a claim: a value or a relation, with its unit."""
 
-    chain: Node
-    """`("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one."""
-    unit: Unit = ()
-    """The unit, if it is in the table."""
-    names_things: bool = False
-    """Whether something is counted: `3 cookies`."""
-    counts: bool = False
-    """Whether what is counted is named: `3 cookies`, not `3 left`."""
+    chain: Node  # `("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one
+    unit: Unit = ()  # the unit, if it is in the table
+    names_things: bool = False  # whether something is counted: `3 cookies`
+    counts: bool = False  # whether what is counted is named: `3 cookies`, not `3 left`
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +153,7 @@ class _Parser:
 
     def __init__(self, tokens: list[Token], known: frozenset[str]) -> None:
         self.tokens, self.known, self.position, self.depth = tokens, known, 0, 0
-        self.stops: tuple[str, ...] = ()
-        """Marks that end an expression: those of the brackets around it."""
+        self.stops: tuple[str, ...] = ()  # marks that end an expression: those of the brackets around it
 
     # ----- tokens
 

@@ -20,25 +20,19 @@ log = logging.getLogger(__name__)
 _COMPARE = "grpo_lightning.plugins.verifier.comparison:compare"
 _EXPLAIN = "grpo_lightning.plugins.verifier.comparison:explain"
 _CACHE_SIZE = 1 << 17
-_MIN_COUNTED = 100
-"""Fewest questions over which the fraction of timeouts is checked."""
-_PATIENCE = 10.0
-"""Wall-clock limit as a multiple of the CPU limit: a busy machine must not cause timeouts."""
+_MIN_COUNTED = 100  # fewest questions over which the fraction of timeouts is checked
+_PATIENCE = 10.0  # wall-clock limit as a multiple of the CPU limit: a busy machine must not cause timeouts
 
-Pair = tuple[str, str, str]
-"""A gold answer, an answer and their question, as sent to a worker."""
+Pair = tuple[str, str, str]  # a gold answer, an answer and their question, as sent to a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The decision about an answer, with the stage that made it and the reason."""
 
-    outcome: str
-    """`equal`, `different`, or the status that prevented a comparison."""
-    stage: str
-    """The stage: `gold`, `extraction`, `guards`, `numbers` or `worker`."""
-    why: str
-    """The reason in words."""
+    outcome: str  # `equal`, `different`, or the status that prevented a comparison
+    stage: str  # the stage: `gold`, `extraction`, `guards`, `numbers` or `worker`
+    why: str  # the reason in words
 
 
 class MathVerifier(Reward):
@@ -59,8 +53,6 @@ class MathVerifier(Reward):
         ordered_lists: Whether `2, 1` is wrong where the gold answer is `1, 2`. Sets in braces never have an order.
         finished: Whether an answer must be in finished form: not `\sqrt{50}+\sqrt{18}` for `8\sqrt2`, and no copy of
             the question. If the gold answer is a number, the answer must be one in any case.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Name in the metrics.
     """
 
     finds_answers = True

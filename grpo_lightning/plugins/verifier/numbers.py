@@ -12,10 +12,8 @@ from mpmath.libmp import ComplexResult, NoConvergence
 
 from grpo_lightning.plugins.verifier.grammar import Node
 
-MAX_BITS = 40_000
-"""Largest size of an exact integer, in bits."""
-MAX_EXPONENT = 10**7
-"""Largest x for which e^x, x! and sin x are computed."""
+MAX_BITS = 40_000  # largest size of an exact integer, in bits
+MAX_EXPONENT = 10**7  # largest x for which e^x, x! and sin x are computed
 Point = Mapping[str, Any]
 
 
@@ -145,10 +143,8 @@ class Evaluator:
     def __init__(self, digits: int = 0) -> None:
         self.context: Any = MPContext() if digits else fp
         self.is_fast = not digits
-        self.largest = 0
-        """Order of magnitude of the largest intermediate value, if it has digits."""
-        self.is_real = True
-        """Whether all intermediate values of the last one were real, in floating point."""
+        self.largest = 0  # order of magnitude of the largest intermediate value, if it has digits
+        self.is_real = True  # whether all intermediate values of the last one were real, in floating point
         if digits:
             self.context.dps = digits
 

@@ -66,10 +66,8 @@ _SIGNS = {
 class Asked:
     """The formulas of a question."""
 
-    keys: frozenset[Node]
-    """All formulas and their subtrees, each by its `key`."""
-    relations: tuple[Node, ...] = ()
-    """The equations and inequalities."""
+    keys: frozenset[Node]  # all formulas and their subtrees, each by its `key`
+    relations: tuple[Node, ...] = ()  # the equations and inequalities
 
 
 @lru_cache(maxsize=1 << 10)

@@ -20,8 +20,7 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "=": lambda x, end: x == end,
     "ne": lambda x, end: x != end,
 }
-Piece = tuple[Node, Node, bool, bool]
-"""An interval: both ends, and whether each of them belongs to it."""
+Piece = tuple[Node, Node, bool, bool]  # an interval: both ends, and whether each of them belongs to it
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ class Token(NamedTuple):
     kind: str
     """`number`, `symbol`, `function`, `word`, `command`, `environment`, `join` (and, or) or `mark` (anything else)."""
     text: str
-    spaced: bool = False
-    """Whether white space precedes it."""
+    spaced: bool = False  # whether white space precedes it
 
 
 FUNCTIONS = word_set(

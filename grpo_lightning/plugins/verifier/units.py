@@ -4,8 +4,7 @@ from fractions import Fraction
 
 from grpo_lightning.plugins.verifier.words import word_set
 
-Unit = tuple[tuple[str, int], ...]
-"""Units and their powers, sorted: `m/s^2` is (("metre", 1), ("second", -2))."""
+Unit = tuple[tuple[str, int], ...]  # units and their powers, sorted: `m/s^2` is (("metre", 1), ("second", -2))
 
 _TABLE = """
 metre: m meter metre; inch 0.0254 metre: in inch inches; foot 0.3048 metre: ft foot feet; yard 0.9144 metre: yd yard;
@@ -22,10 +21,8 @@ ruble: ruble рублей рубля рубль; radian: rad radian; degree: deg
 point: point; bit: bit; byte: byte; decibel: dB; fahrenheit: fahrenheit; celsius: celsius
 """
 """Each unit with its size, unless it is a base, and its spellings; those of two letters also have a plural with s."""
-UNITS: dict[str, str] = {}
-"""The unit of each spelling."""
-_SIZES: dict[str, tuple[str, Fraction]] = {}
-"""Base and size in it of each unit that is none."""
+UNITS: dict[str, str] = {}  # the unit of each spelling
+_SIZES: dict[str, tuple[str, Fraction]] = {}  # base and size in it of each unit that is none
 _PREFIXES = {
     ("k", "kilo"): 3, ("c", "centi"): -2, ("m", "milli"): -3, ("M", "mega"): 6, ("G", "giga"): 9, ("n", "nano"): -9,
     ("u", "micro"): -6, ("d", "deci"): -1,
@@ -56,8 +53,7 @@ UNITS |= {name: name for name in _RATES}
 CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 CURRENCIES |= {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee", "Rs": "rupee"}
 TIMES = frozenset(name for name, (base, _) in _SIZES.items() if base in ("second", "month"))
-LOOSE = frozenset(["unit", "point"])
-"""Units that fit every other."""
+LOOSE = frozenset(["unit", "point"])  # units that fit every other
 TEMPERATURES = {"celsius": "celsius", "fahrenheit": "fahrenheit", "coulomb": "celsius", "farad": "fahrenheit"}
 """What degrees of a unit are: `^\\circ C` are no coulombs."""
 

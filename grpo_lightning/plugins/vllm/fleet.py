@@ -40,8 +40,7 @@ class Fleet:
     def __init__(self, servers: list[Server], slots: int) -> None:
         self.servers, self.slots = servers, slots
         self.live = [*servers]  # those that have the weights, and have not failed since
-        self.version, self.pushed = 0, ""
-        """`Policy.version` of the weights, and what the servers call them."""
+        self.version, self.pushed = 0, ""  # `Policy.version` of the weights, and what the servers call them
         self._changed = threading.Condition()
         self._load = Counter[Server]()  # completions that each draws
         self._is_held = self._is_closed = False

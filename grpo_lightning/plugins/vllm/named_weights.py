@@ -14,8 +14,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
 from grpo_lightning.types import UsageError
 
-LAYER = re.compile(r"^.*?\.\d+\.")
-"""The beginning of a weight's name that the other weights of its layer have, too."""
+LAYER = re.compile(r"^.*?\.\d+\.")  # the beginning of a weight's name that the other weights of its layer have, too
 
 
 @torch.no_grad()

@@ -21,10 +21,8 @@ from grpo_lightning.training import internals
 from grpo_lightning.training.checkpoint_files import check_whole_step, read_checkpoint
 from grpo_lightning.types import UsageError, at_least, require
 
-SUSPENDED = 75
-"""Exit code of a run that SIGUSR1 has ended: to be continued. EX_TEMPFAIL of sysexits.h."""
-EXIT_CODE = 128 + signal.SIGINT
-"""The exit code that a shell expects of a program that Ctrl-C has ended."""
+SUSPENDED = 75  # exit code of a run that SIGUSR1 has ended: to be continued. EX_TEMPFAIL of sysexits.h.
+EXIT_CODE = 128 + signal.SIGINT  # the exit code that a shell expects of a program that Ctrl-C has ended
 CODES = {"Ctrl-C": EXIT_CODE, "SIGUSR1": SUSPENDED, "SIGTERM": None}
 """What asks a run to stop, the first counts, and the exit code then; None is that of any run that ends well."""
 
@@ -63,8 +61,7 @@ class StepCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._steps_saved = 0
-        self.saved_in = ""
-        """The checkpoint that holds the run so far; empty if no step has been saved."""
+        self.saved_in = ""  # the checkpoint that holds the run so far; empty if no step has been saved
         self._heard: set[str] = set()
 
     @staticmethod
