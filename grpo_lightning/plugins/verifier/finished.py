@@ -11,10 +11,8 @@ from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
 
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
-_LARGEST = 10**6
-"""Largest power that must be written out."""
-_KEPT = ("ln", "log", "lg", "log_", "root", "pow")
-"""Functions of numbers whose value stays as it is, unless it is a fraction."""
+_LARGEST = 10**6  # largest power that must be written out
+_KEPT = ("ln", "log", "lg", "log_", "root", "pow")  # functions of numbers that stay, unless their value is a fraction
 _TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 
 
