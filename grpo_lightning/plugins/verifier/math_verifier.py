@@ -194,7 +194,7 @@ class MathVerifier(Reward):
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
-            said = {Status.OK: outcome.value, Status.ERROR: UNPARSEABLE}
+            said: dict[str, str] = {Status.OK: outcome.value, Status.ERROR: UNPARSEABLE}
             outcomes[pair] = said.get(outcome.status, outcome.status)
             if outcome.status == Status.TIMEOUT:
                 self._slow.add(pair[0])
