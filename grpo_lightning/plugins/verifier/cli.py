@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_lightning.plugins.verifier.math_verifier import EQUAL, MathVerifier
 from grpo_lightning.sandbox.pool import LoadError
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError, require
 
 BATCH = 256
 
@@ -44,22 +44,17 @@ def sample_of(gold: str, completion: str, prompt: str = "", source: str = "", qu
 
 
 def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
-    """The row of one line of the file, and its sample.
-
-    Raises:
-        UsageError: The line is no JSON object, or lacks a key.
-    """
+    """The row of one line of the file, and its sample."""
     try:
         row = json.loads(line)
     except ValueError as error:
         raise UsageError(f"{source}: no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UsageError(f"{source}: a {type(row).__name__}; each line must be an object")
+    require(isinstance(row, dict), f"{source}: a {type(row).__name__}; each line must be an object")
     gold, completion = row.get("gold", row.get("answer")), row.get("completion")
     if completion is None and "gold" in row and "answer" in row:
         completion = rf"\boxed{{{row['answer']}}}"
-    if gold is None or completion is None:
-        raise UsageError(f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
+    is_whole = gold is not None and completion is not None
+    require(is_whole, f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
     return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source, str(row.get("question", "")))
 
 
@@ -70,8 +65,7 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     """
     lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may have other line breaks inside
     rows = [read_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise UsageError(f"{path}: no rows")
+    require(bool(rows), f"{path}: no rows")
     samples = [sample for _, sample in rows]
     verifier.read_questions([sample.prompt.question for sample in samples])
     grades = [one for start in range(0, len(samples), BATCH) for one in grade(verifier, samples[start : start + BATCH])]
@@ -105,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--completion", action="store_true", help="`answer` is a whole completion")
     parser.add_argument("--jsonl", type=Path, help="a file with one row per line, instead of one pair")
     parser.add_argument("--out", type=Path, help="file to write the rows with their grades to")
-    parser.add_argument(
-        "--timeout", type=float, default=1.0, help="CPU seconds per comparison, as in MathVerifier (default: 1.0)"
-    )
+    parser.add_argument("--timeout", type=float, default=1.0, help="CPU seconds per comparison (default: 1.0)")
     options = parser.parse_args(argv)
     if (options.jsonl is None) == (options.answer is None) or (options.jsonl and options.gold):
         parser.error("give GOLD and ANSWER, or --jsonl FILE")

@@ -41,6 +41,10 @@ _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
 _VERDICTS = word_set("yes no true false")
 _NOTHING = (("chain", (), (("set",),)),)
+_DEGREES = frozenset(["degree", "celsius", "fahrenheit", "radian"])
+_SIGNS = ("degree", "percent")
+_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")  # names that a constant of integration has
+_ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
 
 
 def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
@@ -86,9 +90,9 @@ class Comparison:
         self.known = question.words_of(asked)
         self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
         self.is_ordered = ordered_lists or question.wants(asked, "order")
-        self.counter = ""  # the counter of the families that are compared: k of `k \pi`
+        self.counter = ""  # of the families that are compared: k of `k \pi`
         self.allowed: frozenset[str] = frozenset()
-        self.claims: list[Claim] = []  # the claims of gold answer and answer that were compared last
+        self.claims: list[Claim] = []  # of gold answer and answer, as compared last
         self.difference: tuple[Node, Node] | None = None  # the first two values that differ
 
     def outcome(self, gold: str, answer: str) -> str:
@@ -193,9 +197,8 @@ class Comparison:
                 return False
         elif not (_is_free(gold.domain, answer) and _is_free(answer.domain, gold)):
             return False
-        pairs = [*zip(gold.excluded, answer.excluded, strict=False)]
-        is_excluded = len(gold.excluded) == len(answer.excluded) and all(self.same_relation(a, b) for a, b in pairs)
-        return not gold.excluded or is_excluded
+        golds, answers = gold.excluded, answer.excluded
+        return not golds or (len(golds) == len(answers) and all(map(self.same_relation, golds, answers)))
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
@@ -409,14 +412,11 @@ class Comparison:
         golds, answers = gold.pieces, answer.pieces
         if (gold.name and answer.name and gold.name != answer.name) or len(golds) != len(answers):
             return False
-        ends = [
-            pair for piece, other in zip(golds, answers, strict=True) for pair in zip(piece[:2], other[:2], strict=True)
-        ]
-        if any(self.is_open(end) for _, end in ends):
+        ends = [[end for piece in pieces for end in piece[:2]] for pieces in (golds, answers)]
+        are_alike = [piece[2:] for piece in golds] == [piece[2:] for piece in answers]
+        if any(map(self.is_open, ends[1])) or not are_alike:
             return False
-        return [piece[2:] for piece in golds] == [piece[2:] for piece in answers] and all(
-            a == b or self.same_value(a, b) for a, b in ends
-        )
+        return all(end == other or self.same_value(end, other) for end, other in zip(*ends, strict=True))
 
     # ----- relations
 
@@ -447,10 +447,6 @@ class Comparison:
 
 
 # ----- units
-
-
-_DEGREES = frozenset(["degree", "celsius", "fahrenheit", "radian"])
-_SIGNS = ("degree", "percent")
 
 
 def _kinds(item: Item, value: Node) -> set[str]:
@@ -511,10 +507,6 @@ def _rows(tree: Node) -> list[tuple[Node, Span]]:
     known = [span for span in spans if span]
     rest = reduce(minus, known, LINE)
     return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
-
-
-_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")  # names that a constant of integration has
-_ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
 
 
 # ----- relations and spellings

@@ -4,19 +4,11 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from operator import neg, truediv
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import (
-    Evaluator,
-    NoNumber,
-    Point,
-    exact,
-    literal,
-    nodes,
-    precise,
-    symbols,
-)
+from grpo_lightning.plugins.verifier.numbers import Evaluator, NoNumber, Point, exact, literal, nodes, precise, symbols
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, MAX_CONSTANTS = 64, 12, 12, 4
@@ -30,11 +22,7 @@ _FAST = Evaluator()
 def equal(gold: Node, answer: Node, counts: bool = False, integrates: bool = False) -> bool:
     """Whether two formulas have the same value wherever one of them has a value.
 
-    Args:
-        gold: One formula.
-        answer: The other.
-        counts: Whether it is enough that they agree at integers.
-        integrates: Whether C is a constant of integration.
+    With `counts` it is enough that they agree at integers. With `integrates` C is a constant of integration.
     """
     if gold == answer:
         return True
@@ -126,18 +114,15 @@ def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool, in_integ
     is_real = is_complex or (left_is_real and right_is_real)
     if left is None or right is None:
         is_open = left is right or not is_real or (in_integers and min(point.values()) < 0)
-        try:
-            is_open = is_open or bool(_both(gold, answer, point))  # too large for floating point only
-        except NoNumber:
-            return False
+        is_open = is_open or _differ(gold, answer, point) is not None  # too large for floating point only
+        return None if is_open else False
+    if is_real:
+        return abs(left - right) <= 1e-9 * max(abs(left), abs(right)) or _differ(gold, answer, point) is False
+    if left_is_real == right_is_real:
         return None
-    if not is_real and left_is_real != right_is_real:
-        # `\sqrt x \sqrt y` and `\sqrt{xy}` differ in their branch, at negative numbers
-        is_branch = sum(value < 0 for value in point.values()) > 1 and abs(abs(left) - abs(right)) <= 1e-9 * abs(left)
-        return None if is_branch else False
-    if not is_real:
-        return None
-    return abs(left - right) <= 1e-9 * max(abs(left), abs(right)) or _differ(gold, answer, point) is False
+    # `\sqrt x \sqrt y` and `\sqrt{xy}` differ in their branch, at negative numbers
+    is_branch = sum(value < 0 for value in point.values()) > 1 and abs(abs(left) - abs(right)) <= 1e-9 * abs(left)
+    return None if is_branch else False
 
 
 def _fast_value(tree: Node, point: Point) -> tuple[complex | None, bool]:
@@ -160,10 +145,8 @@ def _differ(gold: Node, answer: Node, point: Point) -> bool | None:
 def _both(gold: Node, answer: Node, point: Point) -> tuple[Any, Any, int]:
     """Both values and the number of significant digits.
 
-    More digits are computed if an intermediate term is large, since cancellation loses them.
-
-    Raises:
-        NoNumber: A formula has no value, or a term is too large.
+    More digits are computed if an intermediate term is large, since cancellation loses them. It raises NoNumber if a
+    formula has no value, or a term is too large.
     """
     digits = DIGITS
     while digits <= MAX_DIGITS + 2 * DIGITS:
@@ -231,11 +214,10 @@ def _is_about_integers(gold: Node) -> bool:
 # ----- sympy, where there are too few points
 
 
-_FUNCTIONS = {
+_IN_SYMPY = {
     **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
     **{"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"},
 }
-"""Names of functions in sympy."""
 
 
 class NotSymbolic(ValueError):
@@ -254,11 +236,7 @@ def identical(gold: Node, answer: Node) -> bool:
 
 
 def to_sympy(tree: Node) -> Any:
-    """The tree as a sympy expression with real variables.
-
-    Raises:
-        NotSymbolic: A part of the tree has no counterpart.
-    """
+    """The tree as a sympy expression with real variables; raises NotSymbolic if a part has no counterpart."""
     import sympy
 
     kind, *parts = tree
@@ -268,17 +246,10 @@ def to_sympy(tree: Node) -> Any:
         return sympy.Symbol(parts[0], real=True)
     if kind == "constant" and parts[0] in ("pi", "e", "i"):
         return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}[parts[0]]
-    if kind == "call" and len(parts) == 2 and parts[0] in _FUNCTIONS:
-        return getattr(sympy, _FUNCTIONS[parts[0]])(to_sympy(parts[1]))
-    if kind not in ("add", "mul", "div", "neg", "pow", "root", "abs"):
+    if kind == "call" and len(parts) == 2 and parts[0] in _IN_SYMPY:
+        return getattr(sympy, _IN_SYMPY[parts[0]])(to_sympy(parts[1]))
+    makers = {"add": sympy.Add, "mul": sympy.Mul, "abs": sympy.Abs, "pow": sympy.Pow, "div": truediv, "neg": neg}
+    makers["root"] = lambda degree, base: sympy.Pow(base, 1 / degree)
+    if kind not in makers:
         raise NotSymbolic(kind)
-    values = [to_sympy(part) for part in parts]
-    if kind == "div":
-        return values[0] / values[1]
-    if kind == "neg":
-        return -values[0]
-    if kind == "pow":
-        return sympy.Pow(values[0], values[1])
-    if kind == "root":
-        return sympy.Pow(values[1], 1 / values[0])
-    return {"add": sympy.Add, "mul": sympy.Mul, "abs": sympy.Abs}[kind](*values)
+    return makers[kind](*map(to_sympy, parts))

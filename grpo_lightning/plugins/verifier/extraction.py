@@ -73,11 +73,9 @@ def extract_answer(text: str) -> str | None:
     text = _SPECIAL.sub("", text.rpartition("</think>")[2])
     if "<think>" in text:
         return None
-    for find in (_boxed, _tagged, _stated):
-        answer = find(text)
-        if answer is not None:
-            return answer.strip() or None
-    return None
+    answers = (find(text) for find in (_boxed, _tagged, _stated))
+    answer = next((answer for answer in answers if answer is not None), "")
+    return answer.strip() or None
 
 
 # ----- the three forms

@@ -12,8 +12,7 @@ from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, no
 
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
 _LARGEST = 10**6  # largest power that must be written out
-_KEPT = ("ln", "log", "lg", "log_", "root", "pow")
-"""Functions of numbers whose value stays as it is, unless it is a fraction."""
+_KEPT = ("ln", "log", "lg", "log_", "root", "pow")  # functions of numbers that stay, unless their value is a fraction
 _TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 
 

@@ -17,10 +17,8 @@ def addends(tree: Node, sign: int = 1) -> Iterator[tuple[int, Node]]:
     if tree[0] == "add":
         for part in tree[1:]:
             yield from addends(part, sign)
-    elif tree[0] == "neg" and tree[1][0] in ("add", "neg"):
-        yield from addends(tree[1], -sign)
     elif tree[0] == "neg":
-        yield -sign, tree[1]
+        yield from addends(tree[1], -sign)
     else:
         yield sign, tree
 
@@ -74,9 +72,8 @@ def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
         number, rest = normal(tree[1], pulls)
         return -number if pulls else number, rest
     if kind == "add":
-        return _sum(
-            [(sign * number, rest) for sign, term in addends(tree) for number, rest in [normal(term, pulls)]], pulls
-        )
+        terms = ((sign, *normal(term, pulls)) for sign, term in addends(tree))
+        return _sum([(sign * number, rest) for sign, number, rest in terms], pulls)
     if kind in ("mul", "div"):
         number, powers = Fraction(1), dict[Node, Fraction]()
         for part, sign in zip(tree[1:], (1, -1 if kind == "div" else 1), strict=False):
@@ -106,9 +103,8 @@ def order(tree: Node) -> str:
 
 
 def _sum(parts: Sequence[tuple[Fraction, Node]], pulls: bool) -> tuple[Fraction, Node]:
-    kept = sorted(
-        ((n if pulls else abs(n), rest) for n, rest in parts if n), key=lambda part: (order(part[1]), part[0])
-    )
+    signed = ((number if pulls else abs(number), rest) for number, rest in parts if number)
+    kept = sorted(signed, key=lambda part: (order(part[1]), part[0]))
     if len(kept) < 2:
         return kept[0] if kept else (Fraction(), ONE)
     below = math.lcm(*(number.denominator for number, _ in kept))

@@ -13,7 +13,7 @@ from grpo_lightning.plugins.verifier.reading import MAX_CHARS, canonical, plain_
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import WorkerPool
-from grpo_lightning.types import Question, Sample, Status, UsageError
+from grpo_lightning.types import Question, Sample, Status, require
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class Verdict:
     """The decision about an answer, with the stage that made it and the reason."""
 
     outcome: str  # `equal`, `different`, or the status that prevented a comparison
-    stage: str  # the stage: `gold`, `extraction`, `guards`, `numbers` or `worker`
-    why: str  # the reason in words
+    stage: str  # `gold`, `extraction`, `guards`, `numbers` or `worker`
+    why: str
 
 
 class MathVerifier(Reward):
@@ -72,8 +72,7 @@ class MathVerifier(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        if not 0 <= max_timeouts <= 1:
-            raise UsageError(f"max_timeouts={max_timeouts}: give a fraction from 0 to 1")
+        require(0 <= max_timeouts <= 1, f"max_timeouts={max_timeouts}: give a fraction from 0 to 1")
         self.max_timeouts = max_timeouts
         self.policy: dict[str, Any] = {
             "percent": percent,
@@ -140,8 +139,7 @@ class MathVerifier(Reward):
             else:
                 question = sample.prompt.question.text if self.policy["finished"] else ""
                 verdicts.append(decide(sample.answer, answer, question))
-        pairs = [verdict for verdict in verdicts if isinstance(verdict, tuple)]
-        by_worker = self._compare(pairs)
+        by_worker = self._compare([verdict for verdict in verdicts if isinstance(verdict, tuple)])
         self._seen.update(sample.answer for sample in samples)
         return answers, [
             verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
@@ -189,17 +187,13 @@ class MathVerifier(Reward):
     def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
         """The outcome of each distinct pair, from the cache or from a worker."""
         known = self._known
-        outcomes = {}
-        for pair in dict.fromkeys(pairs):
-            if pair in known:
-                outcomes[pair] = known[pair] = known.pop(pair)
+        outcomes = {pair: known.pop(pair) for pair in dict.fromkeys(pairs) if pair in known}
+        known.update(outcomes)
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
-            if outcome.status == Status.ERROR:
-                outcomes[pair] = UNPARSEABLE
-            else:
-                outcomes[pair] = outcome.value if outcome.status == Status.OK else outcome.status
+            said: dict[str, str] = {Status.OK: outcome.value, Status.ERROR: UNPARSEABLE}
+            outcomes[pair] = said.get(outcome.status, outcome.status)
             if outcome.status == Status.TIMEOUT:
                 self._slow.add(pair[0])
             if outcome.status in (Status.OK, Status.ERROR, Status.TIMEOUT):  # the others depend on the machine's load
@@ -216,8 +210,6 @@ _TOO_LONG = Verdict(Status.TOO_LONG, "guards", f"longer than {MAX_CHARS} charact
 _SAME_NUMBER = Verdict(EQUAL, "numbers", "the same number")
 _OTHER_NUMBER = Verdict(DIFFERENT, "numbers", "another number")
 _OUTCOMES = {
-    EQUAL: "equal",
-    DIFFERENT: "different",
     UNPARSEABLE: "not one answer that can be read",
     RESTATED: "equal, but copied from the question, or not in the form that it asks for",
     Status.TIMEOUT: "comparing them took too long",
@@ -233,13 +225,10 @@ def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
     if "$" in answer and question:  # it may ask for cents
         return gold, answer, question
     gold_number, answer_number = plain_number(gold.strip()), plain_number(answer)
-    if (
-        gold_number is not None
-        and answer_number is not None
-        and (gold_number == answer_number or gold_number.denominator == answer_number.denominator == 1)
-    ):
-        return _SAME_NUMBER if gold_number == answer_number else _OTHER_NUMBER
-    return gold, answer, question
+    if gold_number is not None and gold_number == answer_number:
+        return _SAME_NUMBER
+    are_whole = all(number is not None and number.denominator == 1 for number in (gold_number, answer_number))
+    return _OTHER_NUMBER if are_whole else (gold, answer, question)
 
 
 def _by_worker(outcome: str, pair: Pair) -> Verdict:

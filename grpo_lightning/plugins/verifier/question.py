@@ -26,7 +26,6 @@ _CHOICE = re.compile(
 )
 _QUAD = re.compile(r"\\q?quad(?![a-z])|\\hspace\{[^{}]*\}|\\[ ,;\\]")
 _COUNTS = BELOW_100 | SCALES | PARTS | {"twice": 2, "double": 2, "both": 2, "percent": 100, "percentage": 100}
-
 _UNIT = re.compile(
     r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
@@ -35,7 +34,6 @@ _ASKED = re.compile(
     r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
     r"(?: the)?(?: (?:positive|integer|exact|real))*(?: values? of)?) \$?([A-Za-z])\$?(?![\w'(\\]| ?[-+*/^=_]| and\b)"
 )
-"""The variable that is asked for."""
 _WANTED = {
     "form": re.compile(
         r"(?i:\b(?:expand|multiply out|factor(?!ial)|partial fraction|complet\w+ the square|vertex form"
@@ -117,10 +115,8 @@ def words_of(question: str) -> frozenset[str]:
 @lru_cache(maxsize=1 << 10)
 def numbers_of(question: str) -> frozenset[Fraction]:
     """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`."""
-    digits = [
-        Fraction(match[0].replace(",", ""))
-        for match in _NUMBER.finditer(question.replace("{,}", ",").replace(r",\!", ","))
-    ]
+    numbers = _NUMBER.findall(question.replace("{,}", ",").replace(r",\!", ","))
+    digits = (Fraction(number.replace(",", "")) for number in numbers)
     words = {form for word in words_of(question) for form in (word, word.removesuffix("s"))}
     return frozenset((*digits, *(Fraction(_COUNTS[word]) for word in words if word in _COUNTS)))
 

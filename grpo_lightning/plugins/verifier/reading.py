@@ -27,15 +27,14 @@ def number(text: str) -> Fraction | None:
     if found is not None or len(text) > MAX_CHARS:
         return found
     try:
-        strict: Claim | None = read_claim(text)
+        claim: Claim | None = read_claim(text)
     except Unreadable:
-        strict = None
+        claim = None
     except RecursionError:
         return None
-    if strict and strict.items[0].chain[2][-1][0] != "words":
-        return _number(strict)
-    sentence = read_sentence(text, frozenset())
-    return _number(sentence) if sentence else None
+    if not claim or claim.items[0].chain[2][-1][0] == "words":
+        claim = read_sentence(text, frozenset())
+    return _number(claim) if claim else None
 
 
 def _number(claim: Claim) -> Fraction | None:

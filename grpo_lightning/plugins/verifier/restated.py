@@ -7,13 +7,7 @@ from typing import Any
 from grpo_lightning.plugins.verifier.forms import addends, factors, normal, order, whole
 from grpo_lightning.plugins.verifier.grammar import Claim, Node
 from grpo_lightning.plugins.verifier.numbers import is_percent, literal, nodes, symbols
-from grpo_lightning.plugins.verifier.question import (
-    Asked,
-    formulas_of,
-    key,
-    numbers_of,
-    wants,
-)
+from grpo_lightning.plugins.verifier.question import Asked, formulas_of, key, numbers_of, wants
 
 _NAMES = ("symbol", "named", "apply")
 
@@ -51,15 +45,14 @@ def _has_other_form(gold: Node, answer: Node, question: str) -> bool:
     is_shape = wants(question, "form")
     if literal(gold) is not None:
         is_sign = literal(gold) == literal(answer) and is_percent(gold) != is_percent(answer)
-        return bool(is_shape or wants(question, "notation")) and (is_sign or _notation(gold) != _notation(answer))
+        return (is_shape or wants(question, "notation")) and (is_sign or _notation(gold) != _notation(answer))
     kinds, others = ({_operation(node) for node in nodes(tree)} for tree in (gold, answer))
     if numbers_of(question) and symbols(gold) and kinds == {""} != others:  # a polynomial wants a polynomial
         return True
     if "choice" in (gold[0], answer[0]) or answer[0] != gold[0] == "ratio":
         return False
-    return bool(is_shape or (wants(question, "simplest") and not symbols(gold))) and _skeleton(gold) != _skeleton(
-        answer
-    )
+    is_form = is_shape or (wants(question, "simplest") and not symbols(gold))
+    return is_form and _skeleton(gold) != _skeleton(answer)
 
 
 def _operation(tree: Node) -> str:

@@ -35,10 +35,7 @@ _MAX_WORDS = 40
 def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim | None:
     """The claim of a sentence with one value, or of a value with its explanation; None for other texts.
 
-    Args:
-        text: The answer.
-        known: The words of the question.
-        question: The question. A number with its noun that is copied from it, as `in 4 weeks`, claims nothing.
+    A number with its noun that is copied from the question, as `in 4 weeks`, claims nothing.
     """
     while (plain := _LAYOUT(text)) != text:
         text = plain
@@ -131,12 +128,10 @@ def _is_factor(before: Token, token: Token) -> bool:
 
 def _is_word(tokens: Sequence[Token], index: int) -> bool:
     """Whether a token is a word but no unit of an equation; also a comma or an `and` between words."""
-    token = tokens[index]
+    token, after = tokens[index], tokens[index + 1 : index + 2]
     if token.kind == "word":
-        return not (
-            token.text in UNITS and any(part.text in ("=", "^", "/", "or") for part in tokens[index + 1 : index + 2])
-        )
-    around = [part.kind == "word" for part in (*tokens[max(0, index - 1) : index], *tokens[index + 1 : index + 2])]
+        return token.text not in UNITS or all(part.text not in ("=", "^", "/", "or") for part in after)
+    around = [part.kind == "word" for part in (*tokens[max(0, index - 1) : index], *after)]
     is_between = token.text in (",", "and", "'") or (token.kind == "symbol" and len(token.text) == 1)
     return is_between and len(around) == 2 and all(around)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import groupby, pairwise
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
@@ -12,14 +13,7 @@ from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise
 SPANS = frozenset(["numbers", "union", "minus", "meet", "chain", "builder"])
 FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 _INFINITY: Node = ("constant", "inf")
-_TESTS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": lambda x, end: x < end,
-    ">": lambda x, end: x > end,
-    "le": lambda x, end: x <= end,
-    "ge": lambda x, end: x >= end,
-    "=": lambda x, end: x == end,
-    "ne": lambda x, end: x != end,
-}
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {"<": lt, ">": gt, "le": le, "ge": ge, "=": eq, "ne": ne}
 Piece = tuple[Node, Node, bool, bool]  # an interval: both ends, and whether each of them belongs to it
 
 

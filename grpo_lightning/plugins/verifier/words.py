@@ -27,6 +27,7 @@ PARTS = {word: value for value, word in enumerate(_ORDINALS, 2)}
 PARTS |= {"fourth": 4, "twentieth": 20, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
 PARTS |= {f"{word}s": value for word, value in PARTS.items()} | {"halves": 2}
 _QUANTITIES = word_set("once twice thrice double triple score gross lakh crore myriad percent")
+_NUMBERS = _QUANTITIES.union(BELOW_100, SCALES, PARTS)
 
 MONTHS = word_set("january february march april may june july august september october november december")
 
@@ -52,18 +53,13 @@ _ADVERBS = word_set(
 def is_number_word(word: str) -> bool:
     """Whether a word is a number or a quantity: `twenty`, `tenths`, `double`."""
     low = word.casefold()
-    return "illion" in low or any(
-        form in BELOW_100 or form in SCALES or form in PARTS or form in _QUANTITIES
-        for form in (low, low.removesuffix("s"), low.removesuffix("es"))
-    )
+    return "illion" in low or not _NUMBERS.isdisjoint((low, low.removesuffix("s"), low.removesuffix("es")))
 
 
 def changes(words: Sequence[str], known: Collection[str] = ()) -> bool:
     """Whether one of the words beside a number changes its value, and does not only repeat what is asked for.
 
-    Args:
-        words: The words, in order.
-        known: The words of the question. It may ask for a half, or for quarters; it cannot allow `not`.
+    The question, whose words are `known`, may ask for a half, or for quarters; it cannot allow `not`.
     """
     lows = [word.casefold().replace("’", "'").removesuffix("'s") for word in words]
     for before, low in zip(["", *lows], lows, strict=False):
