@@ -12,10 +12,8 @@ from mpmath.libmp import ComplexResult, NoConvergence
 
 from grpo_lightning.plugins.verifier.grammar import Node
 
-MAX_BITS = 40_000
-"""Largest size of an exact integer, in bits."""
-MAX_EXPONENT = 10**7
-"""Largest x for which e^x, x! and sin x are computed."""
+MAX_BITS = 40_000  # of an exact integer
+MAX_EXPONENT = 10**7  # the largest x for which e^x, x! and sin x are computed
 Point = Mapping[str, Any]
 
 
@@ -43,9 +41,7 @@ def symbols(tree: Node) -> frozenset[str]:
 
 def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
     """The tree with each node replaced by what `change` makes of it, from the leaves up."""
-    if not isinstance(tree, tuple):
-        return tree
-    return change(tuple(mapped(part, change) for part in tree))
+    return change(tuple(mapped(part, change) for part in tree)) if isinstance(tree, tuple) else tree
 
 
 def renamed(tree: Node, names: dict[str, str]) -> Node:
@@ -145,19 +141,13 @@ class Evaluator:
     def __init__(self, digits: int = 0) -> None:
         self.context: Any = MPContext() if digits else fp
         self.is_fast = not digits
-        self.largest = 0
-        """Order of magnitude of the largest intermediate value, if it has digits."""
-        self.is_real = True
-        """Whether all intermediate values of the last one were real, in floating point."""
+        self.largest = 0  # order of magnitude of the largest intermediate value, if it has digits
+        self.is_real = True  # whether all intermediate values of the last one were real, in floating point
         if digits:
             self.context.dps = digits
 
     def value(self, tree: Node, point: Point) -> Any:
-        """The value at a point.
-
-        Raises:
-            NoNumber: The tree has no value there.
-        """
+        """The value at a point; raises `NoNumber` if the tree has none there."""
         self.is_real = True
         try:
             return self._seen(self._at(tree, point))
@@ -191,10 +181,7 @@ class Evaluator:
         return value
 
 
-@lru_cache(maxsize=8)
-def precise(digits: int) -> Evaluator:
-    """The cached evaluator for a number of digits."""
-    return Evaluator(digits)
+precise = lru_cache(maxsize=8)(Evaluator)  # the evaluator for a number of digits
 
 
 def _opaque(ctx: Any, name: str, values: list[Any]) -> Any:

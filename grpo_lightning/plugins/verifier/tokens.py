@@ -20,8 +20,7 @@ class Token(NamedTuple):
     kind: str
     """`number`, `symbol`, `function`, `word`, `command`, `environment`, `join` (and, or) or `mark` (anything else)."""
     text: str
-    spaced: bool = False
-    """Whether white space precedes it."""
+    spaced: bool = False  # whether white space precedes it
 
 
 FUNCTIONS = word_set(
@@ -79,14 +78,9 @@ SHORT = word_set("of to in is if at on by as an do am pm we he it so")
 
 @lru_cache(maxsize=1 << 13)
 def tokenize(text: str, brackets: bool = True) -> tuple[Token, ...]:
-    """The tokens of `text`.
+    """The tokens of an answer without its box; if `brackets`, `3,500` inside brackets is two numbers.
 
-    Args:
-        text: An answer, without the box around it.
-        brackets: Whether `3,500` inside brackets is two numbers.
-
-    Raises:
-        Unreadable: The text has an unknown character or command, or open braces.
+    Raises `Unreadable` for an unknown character or command, or open braces.
     """
     return tuple(_Cutter(plain(text), brackets).cut())
 
