@@ -36,7 +36,7 @@ class Form:
 def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     r"""The normal form of a claim; None if its items do not belong together, or one of them is false.
 
-    The formulas `asked` for in the question, and `m + n`, may be names; not if `asked` is None.
+    The formulas `asked` for in the question may be names, as may `m + n`. If `asked` is None, only names may.
     """
     items, domain, excluded = _scoped(claim)
     if "where" in claim.joins and not (domain or excluded):

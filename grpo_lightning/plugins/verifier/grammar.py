@@ -223,10 +223,9 @@ class _Parser:
             inside = self.tokens[self.position + 1 : self.matching(self.position)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
         after = self.peek(1).text
-        if self.peek(-1).text == "," and len(self.next.text) == 1 and after in ("is", "an", "any", "integer"):
-            return True
-        is_condition = self.next.kind == "word" and self.next.text in _CONDITIONS
-        return (is_condition and (len(after) == 1 or after in _QUANTIFIERS)) or self.next.text == "forall"
+        is_named = self.peek(-1).text == "," and len(self.next.text) == 1 and after in ("is", "an", "any", "integer")
+        is_word = self.next.kind == "word" and self.next.text in _CONDITIONS
+        return is_named or (is_word and (len(after) == 1 or after in _QUANTIFIERS)) or self.next.text == "forall"
 
     def condition(self) -> Item:
         r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
