@@ -12,8 +12,7 @@ from grpo_lightning.plugins.verifier.units import conversion
 from grpo_lightning.plugins.verifier.words import word_set
 
 WHOLES = word_set("group set matrix cases builder ratio time base numbers union minus meet dots chain mod words")
-LISTS = ("list", "or", "both", "set")
-"""Kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them."""
+LISTS = ("list", "or", "both", "set")  # kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them
 COUNTERS = frozenset("knm")
 _ONE, _ZERO = (("number", Fraction(value), None) for value in (1, 0))
 

@@ -21,8 +21,7 @@ from grpo_lightning.plugins.verifier.numbers import (
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, MAX_CONSTANTS = 64, 12, 12, 4
-_C: Node = ("symbol", "C")
-"""The constant of integration: `\\sin^2 x + C` is `-\\cos^2 x + C`."""
+_C: Node = ("symbol", "C")  # the constant of integration: `\sin^2 x + C` is `-\cos^2 x + C`
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
 _COUNTERS = frozenset("nkmNijpq")
 ROUNDED = ("floor", "ceil", "mod")

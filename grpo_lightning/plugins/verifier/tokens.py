@@ -72,8 +72,7 @@ _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _MARKS = {"**": "^", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
-SHORT = word_set("of to in is if at on by as an do am pm we he it so")
-"""Words of two letters behind a number that are no product."""
+SHORT = word_set("of to in is if at on by as an do am pm we he it so")  # behind a number they are no product
 
 
 @lru_cache(maxsize=1 << 13)
