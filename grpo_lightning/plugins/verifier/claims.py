@@ -4,18 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from grpo_lightning.plugins.verifier import equality
-from grpo_lightning.plugins.verifier.grammar import CHOICES, Claim, Item, Node
-from grpo_lightning.plugins.verifier.numbers import (
-    NoNumber,
-    exact,
-    is_decimal,
-    literal,
-    mapped,
-    nodes,
-    precise,
-    symbols,
-)
+from grpo_lightning.plugins.verifier.equality import equal, is_close
+from grpo_lightning.plugins.verifier.grammar import CHOICES, Claim, Item, Node, signed
+from grpo_lightning.plugins.verifier.numbers import exact, literal, mapped, nodes, symbols
 from grpo_lightning.plugins.verifier.question import key
 from grpo_lightning.plugins.verifier.units import conversion
 from grpo_lightning.plugins.verifier.words import word_set
@@ -24,7 +15,6 @@ WHOLES = word_set("group set matrix cases builder ratio time base numbers union 
 LISTS = ("list", "or", "both", "set")  # kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them
 COUNTERS = frozenset("knm")
 _ONE, _ZERO = (("number", Fraction(value), None) for value in (1, 0))
-_HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +35,7 @@ class Form:
 def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     r"""The normal form of a claim; None if its items do not belong together, or one of them is false.
 
-    Args:
-        claim: The claim.
-        asked: The formulas of the question. They, and `m + n`, may be names; None if only names may.
+    The formulas `asked` for in the question may be names, as may `m + n`. If `asked` is None, only names may.
     """
     items, domain, excluded = _scoped(claim)
     if "where" in claim.joins and not (domain or excluded):
@@ -126,7 +114,7 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     for index, link in enumerate(before):
         if name := _names(link, asked):
             names |= set(name)
-        elif index or not symbols(link) or (link[0] not in WHOLES and equality.equal(link, value)):
+        elif index or not symbols(link) or (link[0] not in WHOLES and equal(link, value)):
             links.append(link)
         else:
             return unsolved
@@ -161,27 +149,9 @@ def is_true(form: Form) -> bool:
         if link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol" and not symbols(value):
             return False  # `m = 6n = 7`
         is_open = "pm" in inner or any(node[:2] == ("call", "det") for node in nodes(link)) or symbols(link)
-        if not (is_open or inner & WHOLES - {"base"} or agree(link, value) or is_close(link, value, True)):
+        if not (is_open or inner & WHOLES - {"base"} or equal(link, value) or is_close(link, value, True)):
             return False
     return form.close is None or is_close(value, form.close, False)
-
-
-def agree(left: Node, right: Node) -> bool:
-    """Whether two trees are identical, or have the same number as value."""
-    return left == right or (not symbols(left) and not symbols(right) and equality.equal_constants(left, right))
-
-
-def is_close(value: Node, decimal: Node, rounded: bool) -> bool:
-    """Whether a decimal is close to a value: within half a unit of its last digit, or 1 %."""
-    if symbols(value) or symbols(decimal) or (rounded and not is_decimal(decimal)):
-        return value == decimal
-    by = precise(30)
-    try:
-        expected, actual = by.value(value, {}), by.value(decimal, {})
-    except NoNumber:
-        return False
-    decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
-    return bool(abs(expected - actual) <= max(abs(expected) / 100, by.context.mpf(10) ** -decimals / 2))
 
 
 # ----- conditions and choices
@@ -240,9 +210,7 @@ def has_signs(tree: Node) -> bool:
 
 def _with_sign(tree: Node, sign: int) -> Node:
     def change(node: Node) -> Node:
-        if node[:1] != ("pm",) or sign * node[1] > 0:
-            return node[2] if node[:1] == ("pm",) else node
-        return ("number", -node[2][1], node[2][2]) if node[2][0] == "number" else ("neg", node[2])
+        return signed("+" if sign * node[1] > 0 else "-", node[2]) if node[:1] == ("pm",) else node
 
     return mapped(tree, change)
 
@@ -274,7 +242,7 @@ def _multiplied(tree: Node, size: int) -> Node:
     if inner[0] == "matrix":
         return ("matrix", *(tuple(_worked_out(("mul", factor, part)) for part in row) for row in inner[1:]))
     is_tuple = inner[:3] == ("group", "(", ")") and len(inner) > 4 and not symbols(factor)
-    if not is_tuple or (exact(factor) or _HALF).denominator == 1:  # but `2(1, 3)` is unfinished
+    if not is_tuple or (exact(factor) or Fraction(1, 2)).denominator == 1:  # but `2(1, 3)` is unfinished
         return tree
     return (*inner[:3], *(_worked_out(("mul", factor, part)) for part in inner[3:]))
 

@@ -8,7 +8,17 @@ from operator import neg, truediv
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import Evaluator, NoNumber, Point, exact, literal, nodes, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import (
+    Evaluator,
+    NoNumber,
+    Point,
+    exact,
+    is_decimal,
+    literal,
+    nodes,
+    precise,
+    symbols,
+)
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, MAX_CONSTANTS = 64, 12, 12, 4
@@ -66,6 +76,19 @@ def equal_constants(gold: Node, answer: Node) -> bool:
         return False
     decimals = next((tree[2] for tree in (gold, answer) if tree[0] == "number" and tree[2] is not None), 0)
     return bool(abs(left - right) * 10 ** (8 if decimals >= 8 else digits - 15) <= max(abs(left), abs(right)))
+
+
+def is_close(value: Node, decimal: Node, rounded: bool) -> bool:
+    """Whether a decimal is close to a value: within half a unit of its last digit, or 1 %."""
+    if symbols(value) or symbols(decimal) or (rounded and not is_decimal(decimal)):
+        return value == decimal
+    by = precise(30)
+    try:
+        expected, actual = by.value(value, {}), by.value(decimal, {})
+    except NoNumber:
+        return False
+    decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
+    return bool(abs(expected - actual) <= max(abs(expected) / 100, by.context.mpf(10) ** -decimals / 2))
 
 
 def constant(tree: Node) -> Any:

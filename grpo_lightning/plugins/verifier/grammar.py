@@ -29,21 +29,16 @@ _PHRASES = re.compile(
     r"|(?P<dne>dne|undefined|.*does not exist)|(?P<none>none|(?:the )?(?:empty|null) set|(?:there (?:is|are) )?"
     r"no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)(?: exists?)?)"
 )
-"""Words for the `_MEANINGS`."""
 _MEANINGS: dict[str | None, Node] = {
     "all": ("numbers", "R"),
     "infinite": ("constant", "inf"),
     "dne": ("words", "dne"),
     "none": ("set",),
 }
-_OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")
-"""Signs before an answer that say nothing."""
+_OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")  # say nothing before an answer
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _END = Token("end", "")
-_TWO: Node = ("number", Fraction(2), None)
 _NESTING = dict.fromkeys(("(", "[", "{", r"\{"), 1) | dict.fromkeys((")", "]", "}", r"\}"), -1)
-_FUNCTION_LETTERS = frozenset("fghFGH")
-_SIGNS = ("+", "-", "pm", "mp")
 _OVER, _UNION, _RATIO, _SUM, _PRODUCT = range(5)
 
 
@@ -55,13 +50,14 @@ def _joined(kind: str) -> Callable[[Node, Node], Node]:
 _add = _joined("add")
 
 
-def _signed(sign: str, node: Node) -> Node:
+def signed(sign: str, node: Node) -> Node:
+    """The node with a sign before it."""
     if sign == "-":
         return ("number", -node[1], node[2]) if node[0] == "number" else ("neg", node)
     return ("pm", 1 if sign == "pm" else -1, node) if sign in ("pm", "mp") else node
 
 
-_INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {
+_INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {  # the precedence of each operator, what it builds
     "over": (_OVER, lambda a, b: ("div", a, b)),
     "choose": (_OVER, lambda a, b: ("call", "binom", a, b)),
     "cup": (_UNION, lambda a, b: ("union", a, b)),
@@ -69,22 +65,20 @@ _INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {
     "setminus": (_UNION, lambda a, b: ("minus", a, b)),
     ":": (_RATIO, _joined("ratio")),
     "+": (_SUM, _add),
-    "-": (_SUM, lambda a, b: _add(a, _signed("-", b))),
-    "pm": (_SUM, lambda a, b: _add(a, _signed("pm", b))),
-    "mp": (_SUM, lambda a, b: _add(a, _signed("mp", b))),
+    "-": (_SUM, lambda a, b: _add(a, signed("-", b))),
+    "pm": (_SUM, lambda a, b: _add(a, signed("pm", b))),
+    "mp": (_SUM, lambda a, b: _add(a, signed("mp", b))),
     "*": (_PRODUCT, lambda a, b: ("mul", a, b)),
     "/": (_PRODUCT, lambda a, b: ("div", a, b)),
     "mod": (_PRODUCT, lambda a, b: ("call", "mod", a, b)),
     "bmod": (_PRODUCT, lambda a, b: ("call", "mod", a, b)),
 }
-"""The precedence of each operator, and what it builds."""
-_AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
+_AROUND: dict[str, tuple[str, tuple[str, ...]]] = {  # what closes a bracket that is a function, and the node
     "|": ("|", ("abs",)),
     r"\|": (r"\|", ("call", "norm")),
     "lfloor": ("rfloor", ("call", "floor")),
     "lceil": ("rceil", ("call", "ceil")),
 }
-"""What closes a bracket that is a function, and the node."""
 _COMMANDS: dict[str, Node] = {"frac": ("div",), "binom": ("call", "binom")}  # commands of two arguments
 _CONSTANTS: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
 _ACCENTS = ("overline", "vec", "hat", "dot", "ddot", "tilde", "angle", "triangle", "measuredangle")
@@ -97,8 +91,9 @@ _MATRICES = ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "Bmatrix", "sma
 class Item:
     """One statement of a claim: a value or a relation, with its unit."""
 
-    chain: Node  # `("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one
-    unit: Unit = ()  # the unit, if it is in the table
+    chain: Node
+    """`("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one."""
+    unit: Unit = ()  # if it is in the table
     names_things: bool = False  # whether something is counted: `3 cookies`
     counts: bool = False  # whether what is counted is named: `3 cookies`, not `3 left`
 
@@ -114,15 +109,9 @@ class Claim:
 
 @lru_cache(maxsize=1 << 14)
 def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = True) -> Claim:
-    """The claim of an answer.
+    """The claim of an answer, with `brackets` as for `tokenize`; raises `Unreadable` if it is none or more than one.
 
-    Args:
-        text: The answer.
-        known: Words that may follow a number because the question has them.
-        brackets: Whether `3,500` inside brackets is two numbers.
-
-    Raises:
-        Unreadable: The text is no claim, or more than one.
+    The `known` words may follow a number because the question has them.
     """
     return parse(in_digits(tokenize(text, brackets)), known)
 
@@ -216,9 +205,7 @@ class _Parser:
     def items(self) -> tuple[list[Item], set[str]]:
         items, joins = [self.item()], set[str]()
         while True:
-            found: list[str] = []
-            while join := self.take(",", ";", "and", "or"):
-                found.append(join)
+            found = [*iter(lambda: self.take(",", ";", "and", "or"), "")]
             if not found and items[-1].unit and self.next.kind == "number":
                 found = ["and"]  # `2 hours 30 minutes`
             if self.opens_condition():
@@ -236,10 +223,9 @@ class _Parser:
             inside = self.tokens[self.position + 1 : self.matching(self.position)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
         after = self.peek(1).text
-        if self.peek(-1).text == "," and len(self.next.text) == 1 and after in ("is", "an", "any", "integer"):
-            return True
-        is_condition = self.next.kind == "word" and self.next.text in _CONDITIONS
-        return (is_condition and (len(after) == 1 or after in _QUANTIFIERS)) or self.next.text == "forall"
+        is_named = self.peek(-1).text == "," and len(self.next.text) == 1 and after in ("is", "an", "any", "integer")
+        is_word = self.next.kind == "word" and self.next.text in _CONDITIONS
+        return is_named or (is_word and (len(after) == 1 or after in _QUANTIFIERS)) or self.next.text == "forall"
 
     def condition(self) -> Item:
         r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
@@ -249,7 +235,7 @@ class _Parser:
             return item
         self.position += self.next.text in _CONDITIONS or self.next.text == "forall"
         start = self.position
-        found = [text for text in self.phrase() if text not in ("a", "A")]
+        found = [text for text in self.phrase("word", "symbol") if text not in ("a", "A")]
         names = [text for text in found if len(text) == 1]
         words = {text.casefold() for text in found if len(text) > 1}
         if len(names) == 1 and self.next.text in ("", ")", r"\}") and not words - _QUANTIFIERS:
@@ -259,9 +245,9 @@ class _Parser:
         return self.item()
 
     def phrase(self, *kinds: str) -> list[str]:
-        """Takes all words and symbols that come next."""
+        """Takes all tokens of these kinds that come next."""
         start = self.position
-        while self.next.kind in ("word", "symbol", *kinds):
+        while self.next.kind in kinds:
             self.position += 1
         return [token.text for token in self.tokens[start : self.position]]
 
@@ -274,10 +260,8 @@ class _Parser:
             self.position += 1
         operators: list[str] = []
         operands = [self.operand()]
-        while operands[0][0] != "words" and self.next.text in RELATIONS and self.next.text not in self.stops:
-            if self.next.kind not in ("mark", "command"):
-                break
-            operators.append(self.advance())
+        while operands[0][0] != "words" and (relation := self.take(*RELATIONS.difference(self.stops))):
+            operators.append(relation)
             currency = currency or self.currency()
             operands.append(self.operand())
         if self.take("pmod"):
@@ -307,7 +291,7 @@ class _Parser:
             start += 1
         is_date = self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
         if is_date or (self.next.kind == "word" and not self.is_operand_word()):
-            found = [self.advance(), *self.phrase("number", "command")]
+            found = [self.advance(), *self.phrase("word", "symbol", "number", "command")]
             return _meaning(" ".join(found)) or ("words", *found)
         node = self.name() or self.expression()
         node = _meaning(node[1]) or node if node[0] == "symbol" else node
@@ -461,18 +445,20 @@ class _Parser:
     # ----- brackets and operators
 
     @contextmanager
-    def inside(self, *stops: str) -> Iterator[None]:
-        """Reads inside of brackets, with their own stops."""
+    def inside(self, closing: str = "", *stops: str) -> Iterator[None]:
+        """Reads inside of brackets, with their own stops, and then what closes them."""
         before, self.stops = self.stops, stops
         yield
         self.stops = before
+        if closing:
+            self.expect(closing)
 
     def expression(self, floor: int = 0) -> Node:
         """An expression whose operators have at least the precedence `floor`."""
-        if sign := self.take(*_SIGNS):
+        if sign := self.take("+", "-", "pm", "mp"):
             if self.next.text in ("+", "-") or floor == _SUM + 1:
                 raise Unreadable("two signs")
-            left = _signed(sign, self.expression(max(floor, _PRODUCT)))
+            left = signed(sign, self.expression(max(floor, _PRODUCT)))
         else:
             left = self.factor()
         while (operator := self.operator()) is not None:
@@ -526,14 +512,15 @@ class _Parser:
         """An atom with what follows it: powers, factorials, signs, primes, a base."""
         node = self.atom()
         while True:
-            if self.take("^"):
-                node = self.power(node)
+            is_power = self.take("^")
+            if self.take("circ") or (is_power and (self.take_word("o") or self.take_all("{", "circ", "}"))):
+                node = ("degree", node)
+            elif is_power:
+                node = ("pow", node, ("neg", self.atom()) if self.take("-") else self.argument(whole_numbers=True))
             elif self.take("!"):
                 node = ("call", "!!", node) if self.take("!") else ("fact", node)
             elif self.take("%"):
                 node = ("percent", node)
-            elif self.take("circ"):
-                node = ("degree", node)
             elif node[0] in ("symbol", "apply") and self.take("'"):
                 node = (node[0], node[1] + "'", *node[2:])
                 if node[0] == "symbol" and self.next.text == "(":
@@ -542,11 +529,6 @@ class _Parser:
                 node = self.based(node)
             else:
                 return node
-
-    def power(self, node: Node) -> Node:
-        if self.take("circ") or self.take_word("o") or self.take_all("{", "circ", "}"):
-            return ("degree", node)
-        return ("pow", node, ("neg", self.atom()) if self.take("-") else self.argument(whole_numbers=True))
 
     def based(self, node: Node) -> Node:
         """A number with its base: `204_5`, `204_{five}`."""
@@ -592,14 +574,12 @@ class _Parser:
             return self.set(text.replace("{", "}"))
         if text in _AROUND:
             closing, kind = _AROUND[text]
-            with self.inside(*self.stops, closing):
-                node = self.expression()
-            self.expect(closing)
-            return (*kind, node)
+            with self.inside(closing, *self.stops, closing):
+                return (*kind, self.expression())
         if text in _COMMANDS:
             return (*_COMMANDS[text], self.argument(), self.argument())
         if text == "sqrt":
-            degree = _TWO
+            degree: Node = ("number", Fraction(2), None)
             if self.take("["):
                 degree = self.expression()
                 self.expect("]")
@@ -610,9 +590,7 @@ class _Parser:
                 name += mark + self.group_text()
             return ("numbers", name)
         if text in _ACCENTS:
-            letters = ""
-            while self.next.kind == "symbol":
-                letters += self.advance()
+            letters = "".join(self.phrase("symbol"))
             return self.subscripts(f"{text} {letters or self.group_text()}")
         if text not in _CONSTANTS:
             raise Unreadable(f"what does {text!r} mean here?")
@@ -622,10 +600,8 @@ class _Parser:
         """The argument as TeX reads it: a group in braces or one character."""
         token = self.next
         if self.take("{"):
-            with self.inside():
-                node = self.expression()
-            self.expect("}")
-            return node
+            with self.inside("}"):
+                return self.expression()
         if token.kind == "number" and not whole_numbers and len(token.text) > 1:
             if not token.text[0].isdigit():
                 raise Unreadable("no argument")
@@ -657,7 +633,7 @@ class _Parser:
         if name in ("e", "pi", "i") and self.next.text != "_":
             return ("constant", name)
         node = self.subscripts(name)
-        is_applied = self.next.text == "(" and name in _FUNCTION_LETTERS
+        is_applied = self.next.text == "(" and name in tuple("fghFGH")
         return ("apply", node[1], *self.arguments()) if is_applied else node
 
     def subscripts(self, name: str) -> Node:
@@ -695,16 +671,17 @@ class _Parser:
     # ----- brackets
 
     def values(self) -> tuple[list[Node], set[str]]:
-        """The values of items in brackets, and their separators."""
+        """The values of items in brackets, which have no units, and their separators; a relation is a chain."""
         items, joins = self.items()
-        return list(map(_plain_value, items)), joins
+        if any(item.unit or item.names_things for item in items):
+            raise Unreadable("a unit inside a formula")
+        return [item.chain if item.chain[1] else item.chain[2][0] for item in items], joins
 
     def arguments(self) -> list[Node]:
         """The arguments after a function's name: `(a, b)`."""
         self.expect("(")
-        with self.inside():
+        with self.inside(")"):
             values, _ = self.values()
-        self.expect(")")
         return values
 
     def group(self, opening: str) -> Node:
@@ -726,12 +703,11 @@ class _Parser:
         r"""A set in braces, with or without a condition; what stands alone in bare braces is only grouped."""
         if self.take(closing):
             return ("set",)
-        with self.inside("|", ":", "mid"):
+        with self.inside("", "|", ":", "mid"):
             values, joins = self.values()
         if self.take("|", ":", "mid"):
-            with self.inside():
+            with self.inside(closing):
                 conditions, how = self.values()
-            self.expect(closing)
             if len(values) > 1 or ("or" in how and how != {"or"}):
                 raise Unreadable("a set of more than one kind")
             return ("builder", values[0], *([("either", *conditions)] if how == {"or"} else conditions))
@@ -783,14 +759,6 @@ def _sorted(factors: dict[str, int]) -> Unit:
     is_temperature = not {"celsius", "fahrenheit"}.isdisjoint(factors)
     names = (name for name, power in factors.items() if power and not (is_temperature and name == "degree"))
     return tuple((name, factors[name]) for name in sorted(names))
-
-
-def _plain_value(item: Item) -> Node:
-    """The value of an item that has no unit; a relation is a chain."""
-    if item.unit or item.names_things:
-        raise Unreadable("a unit inside a formula")
-    _, operators, operands = item.chain
-    return item.chain if operators else operands[0]
 
 
 def _nesting(token: Token) -> int:

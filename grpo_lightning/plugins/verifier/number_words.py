@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from grpo_lightning.plugins.verifier.tokens import Token
 from grpo_lightning.plugins.verifier.words import BELOW_100, LARGE, PARTS, SCALES, word_set
 
-_NO_NUMBER = word_set("each every this that which any no the another per")
-"""Words after which `one` is no number: `each one`."""
+_NO_NUMBER = word_set("each every this that which any no the another per")  # `each one` is no number
 
 
 def in_digits(tokens: Sequence[Token]) -> list[Token]:

@@ -12,8 +12,8 @@ from mpmath.libmp import ComplexResult, NoConvergence
 
 from grpo_lightning.plugins.verifier.grammar import Node
 
-MAX_BITS = 40_000  # largest size of an exact integer, in bits
-MAX_EXPONENT = 10**7  # largest x for which e^x, x! and sin x are computed
+MAX_BITS = 40_000  # of an exact integer
+MAX_EXPONENT = 10**7  # the largest x for which e^x, x! and sin x are computed
 Point = Mapping[str, Any]
 
 
@@ -41,9 +41,7 @@ def symbols(tree: Node) -> frozenset[str]:
 
 def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
     """The tree with each node replaced by what `change` makes of it, from the leaves up."""
-    if not isinstance(tree, tuple):
-        return tree
-    return change(tuple(mapped(part, change) for part in tree))
+    return change(tuple(mapped(part, change) for part in tree)) if isinstance(tree, tuple) else tree
 
 
 def renamed(tree: Node, names: dict[str, str]) -> Node:
@@ -149,11 +147,7 @@ class Evaluator:
             self.context.dps = digits
 
     def value(self, tree: Node, point: Point) -> Any:
-        """The value at a point.
-
-        Raises:
-            NoNumber: The tree has no value there.
-        """
+        """The value at a point; raises `NoNumber` if the tree has none there."""
         self.is_real = True
         try:
             return self._seen(self._at(tree, point))
@@ -187,10 +181,7 @@ class Evaluator:
         return value
 
 
-@lru_cache(maxsize=8)
-def precise(digits: int) -> Evaluator:
-    """The cached evaluator for a number of digits."""
-    return Evaluator(digits)
+precise = lru_cache(maxsize=8)(Evaluator)  # the evaluator for a number of digits
 
 
 def _opaque(ctx: Any, name: str, values: list[Any]) -> Any:

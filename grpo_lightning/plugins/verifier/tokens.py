@@ -72,20 +72,14 @@ _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _MARKS = {"**": "^", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
-SHORT = word_set("of to in is if at on by as an do am pm we he it so")
-"""Words of two letters behind a number that are no product."""
+SHORT = word_set("of to in is if at on by as an do am pm we he it so")  # behind a number they are no product
 
 
 @lru_cache(maxsize=1 << 13)
 def tokenize(text: str, brackets: bool = True) -> tuple[Token, ...]:
-    """The tokens of `text`.
+    """The tokens of an answer without its box; if `brackets`, `3,500` inside brackets is two numbers.
 
-    Args:
-        text: An answer, without the box around it.
-        brackets: Whether `3,500` inside brackets is two numbers.
-
-    Raises:
-        Unreadable: The text has an unknown character or command, or open braces.
+    Raises `Unreadable` for an unknown character or command, or open braces.
     """
     return tuple(_Cutter(plain(text), brackets).cut())
 

@@ -23,10 +23,7 @@ point: point; bit: bit; byte: byte; decibel: dB; fahrenheit: fahrenheit; celsius
 """Each unit with its size, unless it is a base, and its spellings; those of two letters also have a plural with s."""
 UNITS: dict[str, str] = {}  # the unit of each spelling
 _SIZES: dict[str, tuple[str, Fraction]] = {}  # base and size in it of each unit that is none
-_PREFIXES = {
-    ("k", "kilo"): 3, ("c", "centi"): -2, ("m", "milli"): -3, ("M", "mega"): 6, ("G", "giga"): 9, ("n", "nano"): -9,
-    ("u", "micro"): -6, ("d", "deci"): -1,
-}  # fmt: skip
+_PREFIXES = "k kilo 3; c centi -2; m milli -3; M mega 6; G giga 9; n nano -9; u micro -6; d deci -1"
 _PREFIXED = word_set(
     "metre gram litre second newton joule watt pascal hertz volt ampere ohm mole electronvolt calorie byte"
 )
@@ -35,32 +32,27 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
     UNITS |= {word + plural: _name for word in _words for plural in ("", "s") if len(word) > 1 or not plural}
     if _size:
         _SIZES[_name] = _size[1], Fraction(_size[0])
-for (_sign, _long), _power in _PREFIXES.items():
+for _sign, _long, _power in map(str.split, _PREFIXES.split(";")):
     for _word, _name in list(UNITS.items()):
         _spelling = (_long if len(_word) > 3 else _sign) + _word
         if _name in _PREFIXED and _spelling not in UNITS and _word not in ("sec", "amp"):
             UNITS[_spelling] = _long + _name
-            _SIZES[_long + _name] = _name, Fraction(10) ** _power
+            _SIZES[_long + _name] = _name, Fraction(10) ** int(_power)
 UNITS["cc"] = "millilitre"
 
-_RATES = {
-    "mph": ("mile", "hour"),
-    "kph": ("kilometre", "hour"),
-    "kmh": ("kilometre", "hour"),
-    "mpg": ("mile", "gallon"),
-}
+_RATES = {"mph": "mile/hour", "kph": "kilometre/hour", "kmh": "kilometre/hour", "mpg": "mile/gallon"}
 UNITS |= {name: name for name in _RATES}
 CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 CURRENCIES |= {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee", "Rs": "rupee"}
 TIMES = frozenset(name for name, (base, _) in _SIZES.items() if base in ("second", "month"))
-LOOSE = frozenset(["unit", "point"])  # units that fit every other
+LOOSE = frozenset(["unit", "point"])  # they fit every other
 TEMPERATURES = {"celsius": "celsius", "fahrenheit": "fahrenheit", "coulomb": "celsius", "farad": "fahrenheit"}
 """What degrees of a unit are: `^\\circ C` are no coulombs."""
 
 
 def product_of(name: str) -> Unit:
     """A unit as a product of others: `mph` is a mile per hour."""
-    above, below = _RATES.get(name, (name, ""))
+    above, _, below = _RATES.get(name, name).partition("/")
     return ((above, 1), (below, -1)) if below else ((above, 1),)
 
 
