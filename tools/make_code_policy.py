@@ -13,10 +13,8 @@ import time
 from pathlib import Path
 
 import torch
-from jsonargparse import auto_cli
 from jsonargparse.typing import ClosedUnitInterval, PositiveInt
-from make_tiny_policy import BATCH, Example, learn, make_model, make_tokenizer
-from transformers.utils.logging import disable_progress_bar
+from make_tiny_policy import BATCH, Example, command_line, learn, make_model, make_tokenizer, save
 
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 Step = tuple[str, int]
@@ -91,20 +89,16 @@ def make(
         return [*given, *drawn, tokenizer.eos_token_id], [*[-100] * len(given), *drawn, tokenizer.eos_token_id]
 
     learn(model, updates, lambda update: [example(update >= 0.7 * updates) for _ in range(BATCH)])
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    saved = save(out, model, tokenizer, start, cpu_start)
     for name, rows in (("train", known), ("val", held_out)):
         lines = [json.dumps(question(step)) for step in rows]
         (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-    print(f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {trained:.0f} s ({cpu:.0f} s of CPU)")
+    print(saved)
 
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    torch.set_num_threads(min(2, torch.get_num_threads()))
-    disable_progress_bar()
-    auto_cli(make, args, as_positional=False)
+    command_line(make, args)
 
 
 if __name__ == "__main__":

@@ -225,22 +225,30 @@ def make(
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, hidden, layers)
     train(model, tokenizer, task.questions("train"), updates, wrong, random.Random(seed), mistakes)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    saved = save(out, model, tokenizer, start, cpu_start)
     questions = [*task.questions("val"), *task.questions("test")]
     greedy, sampled = (accuracy(model, tokenizer, questions, sample) for sample in (False, True))
-    print(
-        f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {trained:.0f} s ({cpu:.0f} s of CPU); "
-        f"{len(questions)} held-out questions: greedy {greedy:.3f}, sampled at temperature 1 {sampled:.3f}"
-    )
+    print(f"{saved}; {len(questions)} held-out questions: greedy {greedy:.3f}, sampled at temperature 1 {sampled:.3f}")
+
+
+def save(out: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: float, cpu_start: float) -> str:
+    """Saves a policy; returns where it is, its size, and the time since the start."""
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    return f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {seconds:.0f} s ({cpu:.0f} s of CPU)"
+
+
+def command_line(make: Callable[..., None], args: list[str] | None) -> None:
+    """Makes a policy with the options of the command line."""
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    disable_progress_bar()
+    auto_cli(make, args, as_positional=False)
 
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    torch.set_num_threads(min(2, torch.get_num_threads()))
-    disable_progress_bar()
-    auto_cli(make, args, as_positional=False)
+    command_line(make, args)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
-from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokenizer
+from make_tiny_policy import BATCH, EOS, Example, command_line, learn, make_model, make_tokenizer, save
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
@@ -148,17 +146,12 @@ def make(
         return guesses(game, question, careless, rng) if task == "guess" else calculation(question, careless, rng)
 
     learn(model, sizes["updates"], lambda update: [example(talk(update), tokenizer) for _ in range(BATCH)])
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-    print(f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {trained:.0f} s ({cpu:.0f} s of CPU)")
+    print(save(out, model, tokenizer, start, cpu_start))
 
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    torch.set_num_threads(min(2, torch.get_num_threads()))
-    disable_progress_bar()
-    auto_cli(make, args, as_positional=False)
+    command_line(make, args)
 
 
 if __name__ == "__main__":

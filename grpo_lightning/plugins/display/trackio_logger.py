@@ -53,19 +53,20 @@ class TrackioLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Begins the run with its options: Trackio takes them only then."""
-        if self._run is None:
-            goes_on = (self._folder / "checkpoints").is_dir()
-            self._run = self._trackio.init(
-                self._project,
-                name=self.version,
-                config=params if isinstance(params, dict) else vars(params),
-                resume="allow" if goes_on else "never",
-                space_id=self._space_id,
-                embed=False,
-                auto_log_cpu=False,
-                auto_log_gpu=False,
-            )
+        """Begins the run with its options: Trackio takes them only then, and no others after."""
+        if self._run is not None:
+            return
+        goes_on = (self._folder / "checkpoints").is_dir()
+        self._run = self._trackio.init(
+            self._project,
+            name=self.version,
+            config=params if isinstance(params, dict) else vars(params),
+            resume="allow" if goes_on else "never",
+            space_id=self._space_id,
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
         for values, step in self._early:
             self._run.log(values, step=step)
         self._early = []
@@ -73,9 +74,10 @@ class TrackioLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs values at a step; those of the validation before the run wait for its options."""
-        self._early.append((dict(metrics), step))
-        if self._run is not None:
-            self.log_hyperparams({})
+        if self._run is None:
+            self._early.append((dict(metrics), step))
+        else:
+            self._run.log(dict(metrics), step=step)
 
     @rank_zero_only
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int) -> None:

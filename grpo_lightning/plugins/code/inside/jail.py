@@ -68,7 +68,7 @@ def enter_namespaces() -> None:
 
 
 def make_root(folder: str) -> None:
-    """Leaves this process nothing but system folders and an empty `/work`, none of them writable."""
+    """Leaves this process nothing but system folders and an empty `/box`, none of them writable."""
     mount("none", "/", flags=0x4000 | 0x40000)  # private, with all below
     mount("none", folder, "tmpfs", data="size=1m,mode=755")
     for path in dict.fromkeys([*SYSTEM, sys.base_prefix, *DEVICES]):
@@ -84,9 +84,9 @@ def make_root(folder: str) -> None:
     for prefix in {sys.base_prefix, "/usr", "/usr/local"}:  # what is installed may hold answers
         for path in glob.glob(f"{folder}{prefix}/lib/python3*/*-packages"):
             mount("none", path, "tmpfs", flags=1)
-    os.mkdir(f"{folder}/work")
+    os.mkdir(f"{folder}/box")
     if not os.path.exists(f"{folder}/tmp"):
-        os.symlink("work", f"{folder}/tmp")
+        os.symlink("box", f"{folder}/tmp")
     os.chroot(folder)  # from here nobody without rights gets out, or into a new user namespace
     os.chdir("/")
 
@@ -107,12 +107,12 @@ def filter_system_calls() -> None:
 
 def drop_rights(memory_mb: int) -> None:
     """Takes from process 1 all but a folder in memory."""
-    mount("none", "/work", "tmpfs", flags=2 | 4, data=f"size={memory_mb // 8}m,nr_inodes=4096,mode=777")
+    mount("none", "/box", "tmpfs", flags=2 | 4, data=f"size={memory_mb // 8}m,nr_inodes=4096,mode=777")
     if os.geteuid() == 0:
         os.setresgid(USER, USER, USER)
         os.setresuid(USER, USER, USER)
     check(LIBC.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
-    os.chdir("/work")
+    os.chdir("/box")
     resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
 
 
