@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 
 def stop_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -73,6 +74,21 @@ def remove_dropout(model: PreTrainedModel) -> None:
     for name, value in vars(model.config).items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(model.config, name, 0.0)
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer that multiplies in float32, whatever the type of its weights, and under autocast."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+def compute_head_in_float32(model: PreTrainedModel, key: str) -> None:
+    """Makes the head of `model` a `Float32Linear` with the same weights; `key` is the setting that asks for it."""
+    head, name = model.get_output_embeddings(), type(model).__name__
+    require(type(head) is nn.Linear, f"{key}=true: the head of {name} is a {type(head).__name__}; leave it false")
+    head.__class__ = Float32Linear
 
 
 class Head:

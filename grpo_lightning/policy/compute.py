@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy.architecture import Head, recompute_activations
+from grpo_lightning.policy.architecture import Head, evaluating, recompute_activations
 from grpo_lightning.policy.machine import Machine
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import UsageError
@@ -19,6 +19,8 @@ from grpo_lightning.types import UsageError
 T = TypeVar("T")
 R = TypeVar("R")
 
+TRIAL = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]])
+"""What a model is tried with before the run."""
 HEAD_ELEMENTS = 2**25  # logits held at once by the vocabulary head: 128 MiB of float32
 
 
@@ -84,16 +86,16 @@ class Compute:
     """Computes plainly: completions in padded rows, logits in chunks.
 
     Args:
-        attention: Attention implementation of transformers for the optimisation passes. A model that lacks `sdpa` gets
-            `eager` instead, which is logged once. `flash_attention_2` needs its package and a GPU.
+        attention: Attention of the optimisation passes, by any name of transformers: `sdpa`, `eager`,
+            `flash_attention_2` (its package and a GPU), a kernel of the Hub such as `kernels-community/flash-attn2`
+            (the package kernels), or a name that you registered. A model that lacks `sdpa` gets `eager`, which is
+            logged once. Others are tried before the run: one that computes something else than `sdpa` is refused.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
     """
 
     shares_prefix: bool = False  # True if a group's prompt goes through the model once; known after `adapt`
 
-    def __init__(
-        self, attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa", gradient_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, attention: str = "sdpa", gradient_checkpointing: bool = False) -> None:
         self.attention, self.gradient_checkpointing = attention, gradient_checkpointing
 
     def check(self) -> None:
@@ -106,13 +108,42 @@ class Compute:
 
     def adapt(self, model: PreTrainedModel, trunk: nn.Module) -> None:
         """Tries what this model allows, once its weights are there."""
+        if self.attention in ("sdpa", "eager"):
+            return
         try:
-            if self.attention == "flash_attention_2":  # It refuses float32 weights while they are loaded.
-                model.set_attn_implementation(self.attention)
-        except (ImportError, ValueError, RuntimeError) as error:
-            why = f"{type(model).__name__} cannot use it here ({first_line(error)})"
-            key = f"policy.compute.attention={self.attention}"
-            raise UsageError(f"{key}: {why}; use policy.compute.attention=sdpa") from error
+            fault = self._try_attention(model, trunk)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Kernels raise what they like.
+            fault = first_line(error)
+        if fault:
+            raise UsageError(
+                f"policy.compute.attention={self.attention}: {type(model).__name__} cannot use it here ({fault}); use "
+                "policy.compute.attention=sdpa"
+            )
+
+    def _try_attention(self, model: PreTrainedModel, trunk: nn.Module) -> str:
+        """Switches `model` to the attention. Returns what is wrong with it, forward or backward; empty if it works."""
+        device = next(model.parameters()).device
+        flash = "flash" in self.attention
+        if flash and device.type == "cpu":  # Sharded weights are loaded there, and flash attention is not.
+            model.set_attn_implementation(self.attention)
+            return ""
+        rollouts = TRIAL.to(device)
+        layout = PaddedRows.from_rollouts(rollouts)
+        trained = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
+        small = min(trained[:8], key=Tensor.numel, default=None)  # of the first layer, behind all attention
+        found = []
+        # Flash attention takes no float32.
+        with evaluating(model), torch.autocast(device.type, torch.bfloat16, enabled=flash), torch.enable_grad():
+            for name in (model.config._attn_implementation, self.attention):
+                model.set_attn_implementation(name)
+                hidden = self.hidden(trunk, rollouts, layout)
+                total = (hidden * torch.linspace(-1, 1, hidden.shape[-1], device=device)).sum()
+                found += [[hidden.detach(), *(() if small is None else torch.autograd.grad(total, small))]]
+        tolerance = 0.05 if flash or model.dtype != torch.float32 else 1e-3
+        off = max(float((new - old).norm() / old.norm().clamp(min=1e-6)) for old, new in zip(*found, strict=True))
+        return "" if off <= tolerance else f"its states or gradients would be off by {off:.2g} of their norm"
 
     def layout(self, rollouts: Rollouts) -> Layout:
         """Lays out prompts and completions for any number of passes."""

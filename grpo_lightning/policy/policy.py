@@ -31,6 +31,8 @@ class Policy(nn.Module):
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
         dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
             with the trainer's `precision: bf16-mixed`.
+        float32_head: Compute logits in float32 where the rest computes in 16 bits, in sampling and in updates alike. In
+            bfloat16 a logit of 16 or more is a multiple of 0.125. vLLM keeps its own head.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
@@ -44,6 +46,7 @@ class Policy(nn.Module):
         self,
         path: str,
         dtype: Literal["float32", "bfloat16"] = "float32",
+        float32_head: bool = False,
         dropout: bool = False,
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
@@ -52,6 +55,7 @@ class Policy(nn.Module):
         super().__init__()
         self.path, self.dropout, self.trust_remote_code = path, dropout, trust_remote_code
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.float32_head = float32_head
         self.adapter = adapter
         self.compute = compute or Compute()
         self.version = 0
@@ -113,6 +117,8 @@ class Policy(nn.Module):
         """Makes a model as it was read into the one that is passed. Its weights may have no numbers."""
         if not self.dropout:
             architecture.remove_dropout(model)
+        if self.float32_head:
+            architecture.compute_head_in_float32(model, f"{self.key}.float32_head")
         if self.adapter is not None:
             self.adapter.add(model)
         self.compute.prepare(model)

@@ -1,5 +1,6 @@
 import copy
 import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,10 @@ from helpers.tiny import (
     tokenizer,
 )
 from torch import Tensor
+from torch.testing import assert_close
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from grpo_lightning import Policy, Rollouts, UsageError
 from grpo_lightning.policy import policy as policy_module
@@ -209,6 +214,39 @@ class TestAttention:
         monkeypatch.setattr(model_class, "set_attn_implementation", noted)
         load(path, attention="flash_attention_2", **{"share_prefix": False} if len(COMPUTES) > 1 else {})
         assert asked == ["flash_attention_2"]
+
+    @pytest.mark.parametrize(
+        ("scale", "fault"), [(1.0, None), (1.1, "be off by 0"), (0.0, "no gradient for its query")]
+    )
+    def test_a_registered_name_is_taken_if_it_computes_the_same(self, tmp_path, scale, fault):
+        def attend(*args: Any, scaling: float, **kwargs: Any) -> Any:
+            if not scale:
+                raise RuntimeError("no gradient for its query")
+            return sdpa_attention_forward(*args, scaling=scaling * scale, **kwargs)
+
+        AttentionInterface.register("own", attend)
+        AttentionMaskInterface.register("own", sdpa_mask)
+        with pytest.raises(UsageError, match=f"^policy.compute.attention=own: .*{fault}") if fault else nullcontext():
+            assert load(save(tmp_path, "llama"), attention="own").model.config._attn_implementation == "own"
+
+
+@pytest.mark.parametrize("compute", COMPUTES)
+@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("float32", True)])
+def test_a_float32_head_multiplies_16_bit_states_in_float32(tmp_path, compute, dtype, autocast):
+    policy = Policy(save(tmp_path, "llama"), dtype=dtype, float32_head=True, compute=compute())
+    policy.load()
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        hidden = policy.compute.hidden(policy.trunk, rollouts, policy.compute.layout(rollouts)).detach()
+        logp, logits = policy(rollouts).logp, policy.logits(hidden)
+    (gradient,) = torch.autograd.grad(logp.sum(), policy.head.embedding.weight)
+    weight = policy.head.embedding.weight.detach().double().requires_grad_()
+    expected = hidden.double() @ weight.T
+    assert_close(logits.double(), expected, rtol=0, atol=1e-6)  # in bfloat16 they would be off by 1e-3
+    expected = expected.log_softmax(-1).gather(-1, rollouts.token_ids[:, None])[:, 0]
+    assert_close(logp.double(), expected, rtol=0, atol=1e-5)
+    (by_hand,) = torch.autograd.grad(expected.sum(), weight)
+    assert_close(gradient.double(), by_hand, rtol=0, atol=1e-2 if dtype == "bfloat16" else 1e-4)
 
 
 class TestTextOfAMultimodalModel:

@@ -16,7 +16,7 @@ from grpo_lightning.plugins.fast.shared_prefix import SharedPrefix
 from grpo_lightning.plugins.fast.threads import in_threads
 from grpo_lightning.plugins.fast.token_logp import token_logp
 from grpo_lightning.policy.architecture import Head, evaluating
-from grpo_lightning.policy.compute import Compute, Layout, PaddedRows, TokenLogp
+from grpo_lightning.policy.compute import TRIAL, Compute, Layout, PaddedRows, TokenLogp
 from grpo_lightning.policy.machine import Machine
 from grpo_lightning.types import at_least
 
@@ -47,7 +47,7 @@ class Fast(Compute):
 
     def __init__(
         self,
-        attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
+        attention: str = "sdpa",
         gradient_checkpointing: bool = False,
         share_prefix: bool = True,
         fused: bool = True,
@@ -82,8 +82,7 @@ class Fast(Compute):
         super().adapt(model, trunk)
         if model.config._attn_implementation != "sdpa":
             return
-        trial = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]])
-        trial = trial.to(next(model.parameters()).device)
+        trial = TRIAL.to(next(model.parameters()).device)
         attends = shared = False
         with evaluating(model):
             expected = self.hidden(trunk, trial, PaddedRows.from_rollouts(trial))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
+from grpo_lightning.policy.architecture import Float32Linear
 from grpo_lightning.types import UsageError
 
 
@@ -75,7 +76,7 @@ def takes(hidden: Tensor, weight: Tensor) -> bool:
 def is_plain(layer: nn.Module) -> bool:
     """True where a call of `layer` is no more than the product with its weight, which is here as a whole."""
     return (
-        type(layer) in (nn.Linear, OneDNNLinear)
+        type(layer) in (nn.Linear, OneDNNLinear, Float32Linear)
         and "forward" not in layer.__dict__
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
         and not isinstance(layer.weight, DTensor)

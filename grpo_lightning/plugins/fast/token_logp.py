@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from grpo_lightning.plugins.fast import products
 from grpo_lightning.plugins.fast.products import OneDNNLinear, product
+from grpo_lightning.policy.architecture import Float32Linear
 
 KEPT_ELEMENTS = 2**27  # logits kept for the backward pass: 512 MiB of float32
 MAX_ROWS = 4096  # tokens worked on at once, so that a block is never narrow
@@ -201,6 +202,7 @@ def token_logp(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
+    dtype = torch.float32 if isinstance(head, Float32Linear) else dtype
     trained = any(tensor.requires_grad for tensor in (hidden, head.weight, head.bias) if tensor is not None)
     how = BlockedHead(
         scale=scale,

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +9,6 @@ from pathlib import Path
 import yaml
 
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError, require
-
-
-def agreement(counts: Counter[tuple[bool, bool]]) -> tuple[float, float]:
-    """The fraction of equal verdicts of two, and Cohen's kappa: how much of what is possible beyond chance it is."""
-    total = counts.total()
-    equal = (counts[True, True] + counts[False, False]) / total
-    rights = [sum(count for pair, count in counts.items() if pair[side]) / total for side in (0, 1)]
-    chance = math.prod(rights) + math.prod(1 - right for right in rights)
-    return equal, math.nan if chance == 1 else (equal - chance) / (1 - chance)
 
 
 def labelled(path: Path, label: str) -> list[tuple[Sample, bool]]:
@@ -44,7 +34,11 @@ def main(args: Sequence[str] | None = None) -> int:
     add("--against", type=Path, required=True, metavar="FILE", help="completions with verdicts: a file of grpo predict")
     add("--label", default="math_verifier", help="the reward whose score is the verdict, where rows have no `label`")
     given = parser.parse_args(args)
-    from grpo_lightning.plugins.judge.reward import JudgeReward  # imports torch, which --help need not wait for
+    # --help need not wait for torch.
+    import torch
+    from torchmetrics.functional.classification import binary_cohen_kappa
+
+    from grpo_lightning.plugins.judge.reward import JudgeReward
 
     reward = JudgeReward(**yaml.safe_load(given.config.read_text(encoding="utf-8")))
     pairs = labelled(given.against, given.label)
@@ -53,7 +47,8 @@ def main(args: Sequence[str] | None = None) -> int:
     counts = Counter((right, value > 0.5) for (_, right), value in zip(pairs, values, strict=True) if value == value)
     if not counts:
         raise UsageError(f"grpo judge: reward {reward.tally.describe()}")
-    equal, kappa = agreement(counts)
+    verified, judged = torch.tensor([*counts.elements()]).unbind(dim=1)
+    equal, kappa = (verified == judged).float().mean(), binary_cohen_kappa(judged, verified)
     print(f"""| verifier | judge: right | judge: wrong |
 |---|---|---|
 | right | {counts[True, True]} | {counts[True, False]} |

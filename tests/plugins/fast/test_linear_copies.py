@@ -9,6 +9,7 @@ from helpers.tiny import prompts_of
 
 from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast.linear_copies import LinearCopies
+from grpo_lightning.policy.architecture import compute_head_in_float32
 
 PROMPTS = prompts_of([4, 1, 9])
 REQUESTS = Request.from_prompts(PROMPTS, 3)
@@ -86,3 +87,10 @@ def test_under_autocast_the_copies_have_its_type(policy: Policy) -> None:
         assert engine._copies is not None and engine._copies.dtype is torch.bfloat16
         completions = engine.complete(REQUESTS, SAMPLING, RandomKey())
         assert gap(policy, PROMPTS, completions) < 0.5
+
+
+def test_a_float32_head_is_not_copied(policy: Policy) -> None:
+    compute_head_in_float32(policy.model, "model.policy.float32_head")
+    with torch.no_grad(), LinearCopies(policy, torch.bfloat16).in_use():
+        logits = policy.logits(policy.hidden(torch.tensor([PROMPTS[0].token_ids])))
+    assert not logits.equal(logits.bfloat16().float())

@@ -312,13 +312,6 @@ def test_the_judge_of_that_test_follows_what_is_quoted_carelessly() -> None:
     assert obeyed == 60
 
 
-def test_kappa() -> None:
-    # By hand: 20 + 15 of 50 agree, 0.7; chance is 0.5 * 0.6 + 0.5 * 0.4 = 0.5.
-    counts = Counter({(True, True): 20, (True, False): 5, (False, True): 10, (False, False): 15})
-    assert command.agreement(counts) == pytest.approx((0.7, 0.4))
-    assert math.isnan(command.agreement(Counter({(True, True): 3}))[1])
-
-
 def test_the_command_prints_the_agreement(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("http://x/v1")
     rows = [("9", 1.0), ("8", 1.0), ("2", 1.0), ("1", 0.0), ("7", 0.0), ("bad", 0.0), ("3", None)]
