@@ -7,10 +7,9 @@ import lightning as L
 import pytest
 from helpers.elsewhere import ScriptedElsewhere
 from helpers.fast import fit, policy_of
-from helpers.fitting import Digits, Echo, scalars
+from helpers.fitting import Digits, Echo, events_of, scalars
 from helpers.guessing import Once
 from helpers.paths import ROOT
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Proximal, Replay, StaleSource
 from grpo_lightning.maths.corrections import TruncatedRatio
@@ -84,9 +83,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
     elsewhere = ScriptedElsewhere(lambda request, text: "7a3b9c"[: 1 + request.sample])
     fit(folder / "ahead", [], {"source": Stream(2)}, {"max_epochs": 2}, engine=elsewhere, old_policy=Proximal())
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    tags = events.Tags()
+    tags = events_of(folder).Tags()
     tags["scalars"] += scalars(folder / "ahead", without=())
     texts = [name.removesuffix("/text_summary") for name in tags["tensors"]]
     return {*tags["scalars"], *tags["histograms"], *texts}

@@ -10,7 +10,6 @@ from helpers.drawing import (
     EngineContract,
     draw,
     gap,
-    generate,
     tokens,
     watch_reading,
     yields_each_completion_once,
@@ -37,7 +36,7 @@ class TestContract(EngineContract):
 
 
 def test_greedy_is_generate_of_transformers_token_for_token(policy):
-    completions = generate(PlainEngine(), policy, PROMPTS, group_size=2, temperature=0.0)
+    completions = draw(PlainEngine(), policy, Request.from_prompts(PROMPTS, 2), temperature=0.0)
     for row, completion in enumerate(completions):
         prompt = torch.tensor([PROMPTS[row // 2].token_ids])
         expected = policy.model.generate(
@@ -49,9 +48,10 @@ def test_greedy_is_generate_of_transformers_token_for_token(policy):
 
 def test_a_stop_token_at_the_last_position_counts_as_stopped(engine_class):
     policy = policy_of("llama")
-    whole = generate(engine_class(), policy, PROMPTS, group_size=8)
+    requests = Request.from_prompts(PROMPTS, 8)
+    whole = draw(engine_class(), policy, requests)
     length = next(len(c.token_ids) for c in whole if c.finish_reason is FinishReason.STOP and len(c.token_ids) > 2)
-    for long, cut in zip(whole, generate(engine_class(), policy, PROMPTS, group_size=8, length=length), strict=True):
+    for long, cut in zip(whole, draw(engine_class(), policy, requests, length), strict=True):
         assert cut.token_ids == long.token_ids[:length]
         stopped = long.finish_reason is FinishReason.STOP and len(long.token_ids) <= length
         assert cut.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
@@ -72,10 +72,10 @@ def test_a_stop_token_at_the_last_position_counts_as_stopped(engine_class):
 def test_the_models_own_generation_settings_do_not_change_the_distribution(engine_class, settings):
     # Instruct models ship settings for chatting. What is drawn is what `Sampling` says.
     policy = policy_of("llama")
-    expected = generate(engine_class(), policy, PROMPTS)
+    expected = draw(engine_class(), policy)
     for key, value in settings.items():
         setattr(policy.model.generation_config, key, value)
-    assert tokens(generate(engine_class(), policy, PROMPTS)) == tokens(expected)
+    assert tokens(draw(engine_class(), policy)) == tokens(expected)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"stop": ["a", "7"]}], ids=str)
@@ -109,7 +109,7 @@ def test_the_model_is_left_as_it_was(engine_class, attention, training):
     policy.model.set_attn_implementation(attention)
     policy.model.train(training)
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
-    generate(engine_class(), policy, PROMPTS)
+    draw(engine_class(), policy)
     assert policy.model.config._attn_implementation == attention
     assert policy.model.training is training
     assert all(layer.training is training for layer in policy.model.modules())
@@ -119,9 +119,9 @@ def test_the_model_is_left_as_it_was(engine_class, attention, training):
 
 def test_dropout_is_off_while_sampling_from_a_model_in_training(engine_class):
     policy = policy_of("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5)
-    expected = generate(engine_class(), policy, PROMPTS)
+    expected = draw(engine_class(), policy)
     policy.model.train()
-    assert tokens(generate(engine_class(), policy, PROMPTS)) == tokens(expected)
+    assert tokens(draw(engine_class(), policy)) == tokens(expected)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, EQUAL], ids=["ragged", "equal"])
@@ -130,7 +130,7 @@ def test_dropout_is_off_while_sampling_from_a_model_in_training(engine_class):
 def test_sliding_windows_shorter_than_prompts_or_completions(engine_class, shape, window, prompts):
     policy = policy_of(shape, sliding_window=window)
     policy.model.train()
-    completions = generate(engine_class(), policy, prompts)
+    completions = draw(engine_class(), policy, Request.from_prompts(prompts, 4))
     assert policy.model.training
     policy.model.eval()
     assert gap(policy, prompts, completions) < 1e-5
@@ -140,14 +140,14 @@ def test_up_to_the_last_position_of_the_context(engine_class):
     prompts = prompts_of([CONTEXT - 8, 3])
     for shape in SHAPES:
         policy = without_end(policy_of(shape))
-        completions = generate(engine_class(), policy, prompts, length=8, group_size=1)
+        completions = draw(engine_class(), policy, Request.from_prompts(prompts, 1), length=8)
         assert gap(policy, prompts, completions) < 1e-5
 
 
 def test_scripted_engine_says_what_it_is_told():
     policy = policy_of()
     engine = ScriptedEngine(lambda request, text: f"{request.prompt_id}x{text[0]}{request.sample}")
-    completions = generate(engine, policy, PROMPTS[:2], group_size=3)
+    completions = draw(engine, policy, Request.from_prompts(PROMPTS[:2], 3))
     texts = [tokenizer().decode(c.token_ids, skip_special_tokens=True) for c in completions]
     first, second = (prompt.text[0] for prompt in PROMPTS[:2])
     assert texts == [f"10x{first}{sample}" for sample in range(3)] + [f"20x{second}{sample}" for sample in range(3)]
@@ -214,7 +214,7 @@ def test_a_second_turn_draws_what_one_long_completion_would_have_drawn(engine_cl
 
 def test_a_model_that_reads_whole_prompts_alone_is_decoded_by_plain(monkeypatch):
     policy, engine = policy_of("llama"), PlainEngine(max_tokens=8)
-    expected = tokens(generate(PlainEngine(), policy, PROMPTS))
+    expected = tokens(draw(PlainEngine(), policy))
     engine.check(policy, Sampling(max_new_tokens=4))
     assert engine._max_read == 8
     forward = type(policy.trunk).forward
@@ -227,4 +227,4 @@ def test_a_model_that_reads_whole_prompts_alone_is_decoded_by_plain(monkeypatch)
     monkeypatch.setattr(type(policy.trunk), "forward", whole_or_single)
     engine.check(policy, Sampling(max_new_tokens=4))
     assert engine._max_read is None
-    assert tokens(generate(engine, policy, PROMPTS)) == expected
+    assert tokens(draw(engine, policy)) == expected

@@ -99,18 +99,15 @@ def test_updates_after_a_stop_rule_change_nothing(tmp_path: Path) -> None:
     assert len(found["val/reward"]) == 4  # and one before the first step
 
 
-class Easy(Digits):
+def short_alone(sample: Sample, share: float) -> float:
     """Questions of more than five tokens are all the same to it."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        result = super().score(samples)
-        result.value = [0.5 if len(s.prompt.token_ids) > 5 else v for s, v in zip(samples, result.value, strict=True)]
-        return result
+    return 0.5 if len(sample.prompt.token_ids) > 5 else share
 
 
 def test_dynamic_sampling_draws_until_enough_groups_have_spread(tmp_path: Path) -> None:
     look = Steps()
-    fit(tmp_path, [look], loop={"dynamic_sampling": DynamicSampling(), "num_minibatches": 2}, rewards=[Easy()])
+    loop = {"dynamic_sampling": DynamicSampling(), "num_minibatches": 2}
+    fit(tmp_path, [look], loop=loop, rewards=[Digits(change=short_alone)])
     found = scalars(tmp_path)
     for number, exploration in enumerate(look.explorations):
         rollouts = exploration.rollouts
@@ -141,7 +138,11 @@ class Form(Digits):
 def test_groups_must_differ_in_correctness_not_in_form(tmp_path: Path, reward: str | None, looks_at: str) -> None:
     """Questions of more than five tokens have all the same correctness, and by their form totals that differ."""
     look = Steps()
-    rewards = [Form(weight=0, name="watched"), Easy(name="correctness"), Form(weight=0.1, name="form")]
+    rewards = [
+        Form(weight=0, name="watched"),
+        Digits(name="correctness", change=short_alone),
+        Form(weight=0.1, name="form"),
+    ]
     dynamic = DynamicSampling(filter=HasSpread(reward))
     fit(tmp_path, [look], loop={"dynamic_sampling": dynamic}, rewards=rewards)
     kept = [e.samples[row] for e in look.explorations for row in e.rollouts.row.tolist()]

@@ -1,7 +1,6 @@
 """What each part makes of the causal architectures that transformers ships."""
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +11,10 @@ from grpo_lightning.plugins.fast.batch import Batch
 from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
 from grpo_lightning.plugins.fast.native import NativeEngine, slab_attention
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
-from grpo_lightning.types import Completion, RandomKey, Request, UsageError
+from grpo_lightning.types import RandomKey, Request, UsageError
+from helpers.drawing import gap
 from helpers.families import save
-from helpers.tiny import prompts_of, requests_of
+from helpers.tiny import forced_logp, prompts_of, requests_of
 
 EAGER_IS_WRONG = {"falcon (alibi)": "sdpa"}
 """Falcon's eager attention adds its bias twice (transformers 5.23)."""
@@ -71,14 +71,6 @@ def examine(family: str, dtype: str = "float32") -> Finding:
         return finding
 
 
-@torch.no_grad()
-def expected_logp(reference: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-    """[R] from a forward over one unpadded sequence."""
-    logits = reference(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0].double()
-    logp = logits[len(prompt) - 1 : -1].log_softmax(-1)
-    return logp.gather(-1, torch.tensor(completion)[:, None]).squeeze(-1).float()
-
-
 SCORED = 2e-4
 """Largest difference in nats between two float32 forwards of these models."""
 
@@ -98,7 +90,7 @@ def scoring_errors(policy: Policy, reference: PreTrainedModel, dtype: str) -> li
         [33, 34],
     ]
     rollouts = Rollouts.from_lists(prompts, group, completions)
-    expected = torch.cat([expected_logp(reference, prompts[g], c) for g, c in zip(group, completions, strict=True)])
+    expected = torch.cat([forced_logp(reference, prompts[g], c) for g, c in zip(group, completions, strict=True)])
     limit, found = (SCORED if dtype == "float32" else SCORED_BFLOAT16), []
     shares, gradients = policy.compute.shares_prefix, {}
     for policy.compute.shares_prefix, training in ((False, False), (shares, True)):
@@ -144,7 +136,7 @@ def decoding(engine: RolloutEngine, policy: Policy, reference: PreTrainedModel, 
     found = []
     try:
         done = engine.complete(Request.from_prompts(prompts, group_size), Sampling(max_new_tokens=10), RandomKey(1, 0))
-        off = max(gap(reference, prompts[row // group_size].token_ids, each) for row, each in enumerate(done))
+        off = gap(policy, prompts, done, model=reference)
         if not off <= (SCORED if dtype == "float32" else SCORED_BFLOAT16):
             found.append(f"{name}: off by {off:.2g}")
     except Exception as error:
@@ -162,9 +154,3 @@ def cached_bytes(policy: Policy) -> float:
         batch = Batch(policy, requests_of([3], 2), [[0, 1]], Sampling(max_new_tokens=4), RandomKey(), stops)
         batch.read()
     return sum(slab.nbytes for layer in batch.layers for slab in layer.slabs) / (2 * (3 + 4))
-
-
-def gap(reference: PreTrainedModel, prompt: list[int], completion: Completion) -> float:
-    """Largest difference of one completion's log-probs."""
-    expected = expected_logp(reference, prompt, completion.token_ids)
-    return float((expected - torch.tensor(completion.logp)).abs().max())

@@ -62,3 +62,10 @@ def make(cls: type) -> Any:
         return cls()
     except TypeError as error:
         pytest.fail(f"{cls.__name__} needs arguments: give it some in ARGUMENTS of helpers/contracts.py ({error})")
+
+
+SURROGATES: dict[str, Callable[[], Surrogate]] = {
+    **{cls.__name__: (lambda cls=cls: make(cls)) for cls in members(Surrogate)},
+    **VARIANTS,
+}
+"""Every surrogate, with its defaults and with other arguments."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from grpo_lightning import PlainEngine, Policy, RolloutEngine, Sampling, StopStrings
 from grpo_lightning.command.overview import optional
@@ -27,24 +28,11 @@ def draw(
     key: RandomKey | None = None,
     **sampling: Any,
 ) -> list[Completion]:
-    """Completions of the policy as it is now."""
+    """Completions of the policy as it is now: four of each of PROMPTS unless said otherwise."""
     if not engine.has(policy):
         engine.sync(policy)
     requests = requests or Request.from_prompts(PROMPTS, 4)
     return engine.complete(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey())
-
-
-def generate(
-    engine: RolloutEngine,
-    policy: Policy,
-    prompts: list[Prompt],
-    group_size: int = 4,
-    length: int = 24,
-    **kwargs: Any,
-) -> list[Completion]:
-    """Completions of prompts, by a seed and a step."""
-    key = RandomKey(kwargs.pop("seed", 0), kwargs.pop("step", 0))
-    return draw(engine, policy, Request.from_prompts(prompts, group_size), length, key, **kwargs)
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -52,15 +40,24 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-def gap(policy: Policy, prompts: list[Prompt], completions: list[Completion], temperature: float = 1.0) -> float:
-    """Largest difference to the log-probs of a plain forward over each completion, alone and unpadded."""
-    group_size, largest = len(completions) // len(prompts), 0.0
-    for row, completion in enumerate(completions):
-        prompt = prompts[row // group_size].token_ids
-        expected = forced_logp(policy.model, prompt, completion.token_ids, temperature)
-        assert completion.logp is not None
-        largest = max(largest, float((expected - torch.tensor(completion.logp)).abs().max()))
-    return largest
+def gap(
+    policy: Policy,
+    prompts: list[Prompt],
+    completions: list[Completion],
+    temperature: float = 1.0,
+    model: PreTrainedModel | None = None,
+) -> float:
+    """Largest difference to the log-probs of a plain forward over each completion, alone and unpadded.
+
+    The forward is that of `model` where it is given, else of the policy's own.
+    """
+    group_size = len(completions) // len(prompts)
+    expected = [
+        forced_logp(model or policy.model, prompts[row // group_size].token_ids, one.token_ids, temperature)
+        for row, one in enumerate(completions)
+    ]
+    found = [logp for one in completions for logp in one.logp or []]
+    return float((torch.cat(expected) - torch.tensor(found)).abs().max())
 
 
 def update(policy: Policy) -> None:

@@ -43,13 +43,29 @@ class Echo(Task):
 
 
 class Digits(Reward):
-    """The share of characters that are digits."""
+    """The share of characters that are digits, or what `change` makes of the sample and this share."""
 
     finds_answers = True
 
+    def __init__(
+        self,
+        weight: float = 1.0,
+        name: str | None = None,
+        change: Callable[[Sample, float], float] | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        self.change = change
+
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        values = [sum(c.isdigit() for c in sample.text) / max(1, len(sample.text)) for sample in samples]
-        return RewardResult(values, ["ok"] * len(values), [sample.text for sample in samples])
+        shares = [sum(c.isdigit() for c in sample.text) / max(1, len(sample.text)) for sample in samples]
+        values = [*map(self.change, samples, shares)] if self.change else shares
+        return RewardResult(values, answer=[sample.text for sample in samples])
+
+
+class EarlyDigits(Digits):
+    """As `Digits`, while others are still drawn."""
+
+    scores_early = True
 
 
 class KeepsSamples(Digits):
@@ -286,12 +302,16 @@ def points(folder: Path | str, without: tuple[str, ...] = CLOCK) -> dict[str, li
     """As `scalars`, with every point of a step: validations between its updates stand at the same x."""
     found: dict[str, list[tuple[int, float]]] = {}
     for file in sorted(Path(folder).glob("events.out.tfevents.*")):
-        events = EventAccumulator(str(file), size_guidance={"scalars": 0})
-        events.Reload()
+        events = events_of(file)
         for name in events.Tags()["scalars"]:
             if not name.startswith(without):
                 found.setdefault(name, []).extend((event.step, event.value) for event in events.Scalars(name))
     return found
+
+
+def events_of(folder: Path | str) -> EventAccumulator:
+    """All that TensorBoard finds in a folder, or in one file."""
+    return EventAccumulator(str(folder), size_guidance={"tensors": 0, "histograms": 0, "scalars": 0}).Reload()
 
 
 def checkpoint_of(folder: Path | str) -> dict[str, Any]:

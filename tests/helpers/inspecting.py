@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
+from grpo_lightning import Inspector
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.inspect.record import (
     FOLDER,
@@ -28,6 +29,21 @@ def terms_of(tokens: TokenRecord, beta: float = 0.0, entropy_bonus: float = 0.0)
             assert part is not None
             value += factor * part
     return np.where(tokens.weight != 0, np.nan_to_num(tokens.weight * value), 0.0)
+
+
+def inspector(**options: Any) -> Inspector:
+    """Records every group of every step, unless said otherwise."""
+    return Inspector(**{"every_n_steps": 1, "num_groups": 1000} | options)
+
+
+def groups_of(record: StepRecord, kind: str = "train") -> list[GroupRecord]:
+    """The groups of this kind."""
+    return [group for group in record.groups if group.kind == kind]
+
+
+def completions_of(record: StepRecord, kind: str = "train") -> list[CompletionRecord]:
+    """The completions of these groups."""
+    return [completion for group in groups_of(record, kind) for completion in group.completions]
 
 
 def group_of(tokens: Sequence[TokenRecord], **more: Any) -> GroupRecord:

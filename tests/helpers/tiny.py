@@ -4,6 +4,7 @@ import math
 import random
 import string
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,6 +100,13 @@ def policy_of(
 ) -> Policy:
     """A policy around `model_of`."""
     return Policy.from_model(model_of(shape, seed, scale, **overrides), tokenizer(), compute=compute())
+
+
+def read_policy(folder: Path | str, **settings: Any) -> Policy:
+    """The policy in a folder, as a run reads it."""
+    policy = Policy(str(folder), **settings)
+    policy.load()
+    return policy
 
 
 def without_end(policy: Policy) -> Policy:

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from helpers.by_hand import value_and_gradient
-from helpers.contracts import VARIANTS, make, members
+from helpers.contracts import SURROGATES, make, members
 from helpers.tiny import branching_rollouts
 from torch import Tensor
 
@@ -160,7 +160,6 @@ def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
 
 # Surrogates
 
-SURROGATES = {cls.__name__: (lambda cls=cls: make(cls)) for cls in members(Surrogate)} | VARIANTS
 every_surrogate = pytest.mark.parametrize("name", SURROGATES)
 
 

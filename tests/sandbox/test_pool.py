@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -193,17 +193,12 @@ def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
     pool = WorkerPool(num_workers=1, timeout=60)
     started, go = tmp_path / "started", tmp_path / "go"
 
-    def kill():
+    with ThreadPoolExecutor() as threads:
+        mapped = threads.submit(pool.map, functions("wait_for"), [[str(go), str(started)]] * 2)
         wait_until(lambda: started.exists() and started.read_text())
-        victim = int(started.read_text())
-        os.kill(victim, signal.SIGKILL)
+        os.kill(int(started.read_text()), signal.SIGKILL)
         go.touch()
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    outcomes = pool.map(functions("wait_for"), [[str(go), str(started)]] * 2)
-    killer.join()
-    assert [outcome.value for outcome in outcomes] == ["done", "done"]
+        assert [outcome.value for outcome in mapped.result(LIMIT)] == ["done", "done"]
     (idle,) = pool.map(functions("pid"), [[0]])
     os.kill(idle.value, signal.SIGKILL)
     assert pool.map(functions("double"), [[4]])[0].value == 8
@@ -211,37 +206,22 @@ def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
 
 
 def test_from_several_threads_at_once(pool, functions):
-    results: dict[int, list[int]] = {}
-
-    def work(k):
-        results[k] = [outcome.value for outcome in pool.map(functions("double"), [[k], [k + 1]])]
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {k: [2 * k, 2 * k + 2] for k in range(4)}
+    with ThreadPoolExecutor(4) as threads:
+        mapped = threads.map(lambda k: pool.map(functions("double"), [[k], [k + 1]]), range(4))
+        values = [[outcome.value for outcome in outcomes] for outcomes in mapped]
+    assert values == [[2 * k, 2 * k + 2] for k in range(4)]
 
 
 def test_close_ends_a_map_in_another_thread(functions, tmp_path):
     pool = WorkerPool(num_workers=1, timeout=600)
     started = tmp_path / "started"
-    ended: list[BaseException] = []
-
-    def work():
-        try:
-            pool.map(functions("wait_for"), [[str(tmp_path / "never"), str(started)]] * 2)
-        except Closed as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_until(lambda: started.exists() and started.read_text())
-    pool.close()
-    pool.close()
-    thread.join(LIMIT)
-    assert len(ended) == 1
+    with ThreadPoolExecutor() as threads:
+        mapped = threads.submit(pool.map, functions("wait_for"), [[str(tmp_path / "never"), str(started)]] * 2)
+        wait_until(lambda: started.exists() and started.read_text())
+        pool.close()
+        pool.close()
+        with pytest.raises(Closed):
+            mapped.result(LIMIT)
     assert not exists(int(started.read_text()))
     assert pool.map(functions("double"), [[4]])[0].value == 8
     pool.close()

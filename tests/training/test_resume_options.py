@@ -1,7 +1,6 @@
 """A run that goes on with other options takes them, and keeps everything else."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, scalars
 from helpers.tiny import model_of, policy_of, tokenizer
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 
-from grpo_lightning import GRPOModule, Objective, Policy, RewardResult, Sample, StepCheckpoint, UsageError
+from grpo_lightning import GRPOModule, Objective, Policy, StepCheckpoint, UsageError
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 
 
@@ -104,20 +103,13 @@ def test_a_schedule_may_be_added_and_taken_away(run: Path, tmp_path: Path) -> No
 # Snapshots.
 
 
-class Draws(Digits):
-    """Draws from NumPy's global generator, as a user's reward may."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        result = super().score(samples)
-        result.value = [value + numpy.random.rand() for value in result.value]
-        return result
-
-
 @pytest.mark.parametrize("snapshot", [FrozenCopy, MovingAverage])
 def test_an_old_policy_and_numpys_generator_resume_bit_for_bit(snapshot: Any, tmp_path: Path) -> None:
-    resumes_exactly(
-        tmp_path, lambda: {"optimizer": adam(), "old_policy": snapshot(), "loop": {"mu": 2}, "rewards": [Draws()]}
-    )
+    def options() -> dict[str, Any]:
+        draws = Digits(change=lambda sample, share: share + numpy.random.rand())  # as a user's reward may
+        return {"optimizer": adam(), "old_policy": snapshot(), "loop": {"mu": 2}, "rewards": [draws]}
+
+    resumes_exactly(tmp_path, options)
 
 
 def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:
@@ -157,24 +149,13 @@ def test_retention_follows_the_options_of_the_resumed_run(tmp_path: Path) -> Non
     assert kept(moved) == ["last.ckpt"]
 
 
-class Scripted(Digits):
-    """Rewards 3, 1, 2, 5 ... in turn, one a step."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        super().__init__()
-        self.values = values
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        value = self.values[samples[0].prompt.id // 4]
-        return RewardResult([value] * len(samples), ["ok"] * len(samples), [""] * len(samples))
-
-
 def test_another_monitor_or_mode_does_not_compare_with_the_old_scores(tmp_path: Path) -> None:
-    rewards = [Scripted([3.0, 1.0, 2.0, 0.5, 0.4, 9.0])]
+    script = [3.0, 1.0, 2.0, 0.5, 0.4, 9.0]  # one per step
+    rewards = [Digits(change=lambda sample, share: script[sample.prompt.id // 4])]
     go(tmp_path, 2, keep=StepCheckpoint(keep=1), rewards=rewards)
     assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt"]
     # Under the old monitor its score was 2, the number of the step.
-    best = {"monitor": "reward/scripted/mean", "keep": 1}
+    best = {"monitor": "reward/digits/mean", "keep": 1}
     go(tmp_path, 3, "last", keep=StepCheckpoint(**best, mode="min"), rewards=rewards)
     assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt"]
     go(tmp_path, 5, "last", keep=StepCheckpoint(**best, mode="max"), rewards=rewards)

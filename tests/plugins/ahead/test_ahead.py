@@ -1,66 +1,46 @@
 """Ahead is StaleSource(lag=1), bit for bit; and what it refuses."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import vllm_server_stand_in, vllm_stand_in
 from helpers.elsewhere import Elsewhere, ScriptedElsewhere
-from helpers.fast import policy_of as served_policy
-from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, scalars
+from helpers.fitting import Digits, EarlyDigits, checkpoint_of, fit, resumes_exactly, scalars
+from helpers.tiny import read_policy
+from helpers.vllm_server_stand_in import StandIn
 
-from grpo_lightning import Policy, Proximal, StaleSource, VLLMServerEngine
+from grpo_lightning import Proximal, StaleSource, VLLMServerEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.ahead.ahead import Ahead
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.inspector import Inspector
-from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.types import UsageError
 
 NATIVE = "native"
 JOINS = {"limit_val_batches": 1, "check_val_every_n_epoch": 3, "enable_checkpointing": True}
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A policy's folder, and the address of a stand-in that serves it."""
-    folder = str(tmp_path_factory.mktemp("served") / "policy")
-    served_policy("qwen2", **vllm_stand_in.SIZES).save_pretrained(folder)
-    with vllm_server_stand_in.serving(folder) as server:
-        yield folder, server.url
 
 
 def script(request: Any, text: str) -> str:
     return "7a3b9c"[: 1 + (request.sample + request.prompt_id) % 6]
 
 
-class EarlyDigits(Digits):
-    """As `Digits`, while others are still drawn."""
-
-    scores_early = True
-
-
-class SomeDigits(EarlyDigits):
+def some_digits() -> EarlyDigits:
     """1 where most characters are digits: some groups agree."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        return RewardResult([float(value > 0.5) for value in super().score(samples).value])
+    return EarlyDigits(change=lambda sample, share: float(share > 0.5))
 
 
-def engine_of(kind: str, served: tuple[str, str]) -> dict[str, Any]:
+def engine_of(kind: str, served: str, server: StandIn) -> dict[str, Any]:
     """Arguments of `fit` for an engine that draws elsewhere."""
     if kind == "scripted":
         return {"engine": ScriptedElsewhere(script), "old_policy": Proximal()}
     if kind == "server":
-        policy = Policy(served[0])
-        policy.load()
-        return {"engine": VLLMServerEngine([served[1]]), "policy": policy}
+        return {"engine": VLLMServerEngine([server.url]), "policy": read_policy(served)}
     return {"engine": Elsewhere(0.02)}
 
 
@@ -102,13 +82,13 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     ids=str,
 )
 def test_it_is_a_lag_of_one_step(
-    kind: str, mu: int, trainer: dict[str, Any], steps: int, served: tuple[str, str], tmp_path: Path
+    kind: str, mu: int, trainer: dict[str, Any], steps: int, served: str, server: StandIn, tmp_path: Path
 ) -> None:
     rewards = [EarlyDigits(), Digits(weight=0.5, name="late")]
     equal(
         tmp_path,
         [StaleSource(1), Ahead()],
-        lambda: {**engine_of(kind, served), "rewards": rewards, "optimizer": adam},
+        lambda: {**engine_of(kind, served, server), "rewards": rewards, "optimizer": adam},
         loop={"mu": mu, "num_minibatches": mu},
         trainer={**trainer, "max_epochs": steps},
     )
@@ -124,7 +104,7 @@ def test_further_rounds_of_dynamic_sampling_have_the_weights_of_the_first(tmp_pa
     equal(
         tmp_path,
         [StaleSource(1), Ahead()],
-        lambda: {"engine": Elsewhere(), "rewards": [SomeDigits()], "optimizer": adam},
+        lambda: {"engine": Elsewhere(), "rewards": [some_digits()], "optimizer": adam},
         loop={"dynamic_sampling": DynamicSampling(max_rounds=3)},
         trainer=JOINS | {"max_epochs": 8},
     )
@@ -135,7 +115,7 @@ def test_further_rounds_of_dynamic_sampling_have_the_weights_of_the_first(tmp_pa
 def test_a_resumed_run_has_what_was_drawn(loop: dict[str, Any], tmp_path: Path) -> None:
     resumes_exactly(
         tmp_path,
-        lambda: {"engine": Elsewhere(), "rewards": [SomeDigits()], "loop": {"source": Ahead(), **loop}},
+        lambda: {"engine": Elsewhere(), "rewards": [some_digits()], "loop": {"source": Ahead(), **loop}},
         steps=4,
         cut=2,
     )

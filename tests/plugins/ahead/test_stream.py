@@ -1,19 +1,17 @@
 """Stream: with a staleness of one step it is Ahead; with more, weights come while servers draw, and nothing is lost."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import vllm_server_stand_in, vllm_stand_in
 from helpers.elsewhere import Elsewhere
-from helpers.fast import policy_of
 from helpers.fitting import Steps, checkpoint_of, fit, same, scalars
+from helpers.tiny import read_policy
 from helpers.vllm_server_stand_in import StandIn
 
-from grpo_lightning import Policy, Proximal, TruncatedRatio, VLLMServerEngine
+from grpo_lightning import Proximal, TruncatedRatio, VLLMServerEngine
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.objective import Objective
@@ -25,23 +23,8 @@ from grpo_lightning.types import UsageError
 KEPT = {"enable_checkpointing": True}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("served") / "policy")
-    policy_of("qwen2", **vllm_stand_in.SIZES).save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def server(folder: str) -> Iterator[StandIn]:
-    with vllm_server_stand_in.serving(folder) as server:
-        yield server
-
-
-def served(folder: str, server: StandIn) -> dict[str, Any]:
-    policy = Policy(folder)
-    policy.load()
-    return {"policy": policy, "engine": VLLMServerEngine([server.url], timeout=60)}
+def parts_of(folder: str, server: StandIn) -> dict[str, Any]:
+    return {"policy": read_policy(folder), "engine": VLLMServerEngine([server.url], timeout=60)}
 
 
 def test_one_step_is_ahead(tmp_path: Path) -> None:
@@ -54,7 +37,7 @@ def test_one_step_is_ahead(tmp_path: Path) -> None:
 
 
 def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
-    folder: str, server: StandIn, tmp_path: Path
+    served: str, server: StandIn, tmp_path: Path
 ) -> None:
     staleness, steps, rest = 3, 8, 4
     server.seconds_per_token = 0.004
@@ -63,7 +46,9 @@ def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
         seen = Steps()
         callbacks, trainer = [seen, StepCheckpoint(every_n_steps=100)], {"max_epochs": end, **KEPT}
         objective = {"objective": Objective(correction=TruncatedRatio()), "old_policy": Proximal()}
-        fit(tmp_path, callbacks, {"source": Stream(staleness)}, trainer, **objective, **served(folder, server), **more)
+        fit(
+            tmp_path, callbacks, {"source": Stream(staleness)}, trainer, **objective, **parts_of(served, server), **more
+        )
         return seen.explorations
 
     explored, mixed = explorations(steps), 0
@@ -104,7 +89,7 @@ def test_what_cannot_be_streamed_is_refused_before_the_run(
     assert not scalars(tmp_path)
 
 
-def test_a_server_that_falls_behind_in_a_run_stops_it(folder: str, server: StandIn, tmp_path: Path) -> None:
+def test_a_server_that_falls_behind_in_a_run_stops_it(served: str, server: StandIn, tmp_path: Path) -> None:
     load, loads = server.load, [0]
 
     def stuck(path: Path) -> None:
@@ -113,7 +98,7 @@ def test_a_server_that_falls_behind_in_a_run_stops_it(folder: str, server: Stand
             load(path)
 
     server.load = stuck  # type: ignore[method-assign]
-    small, parts = partial(torch.optim.SGD, lr=5e-6), served(folder, server)  # an update moves log-probs by 2e-5
+    small, parts = partial(torch.optim.SGD, lr=5e-6), parts_of(served, server)  # an update moves log-probs by 2e-5
     with pytest.raises(UsageError, match=r"nats on average, after .* at first .*its weights fall behind"):
         fit(tmp_path, trainer={"max_epochs": 9}, optimizer=small, **parts)
     assert 2 <= len(scalars(tmp_path)["policy/logp_gap"]) < 9

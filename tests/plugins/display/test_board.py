@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers.command import Grpo
 from helpers.fast import fit
+from helpers.fitting import events_of
 from lightning.pytorch.loggers import Logger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning import Board, SampledCompletions, StepCheckpoint
 from grpo_lightning.plugins.inspect import report
@@ -43,8 +43,7 @@ def test_a_run_that_goes_back_shows_nothing_of_the_steps_it_does_again(logger: A
     assert found["val/reward"][:2] == whole["val/reward"][:2] and len(found["val/reward"]) == 3
     if logger is Board:
         # TensorBoard itself, which reads all files of the folder as one.
-        events = EventAccumulator(str(tmp_path))
-        events.Reload()
+        events = events_of(tmp_path)
         assert [event.step for event in events.Scalars("optim/lr")] == [0, 1]
         assert {event.step for event in events.Tensors("completions/text_summary")} == {0, 1}
 

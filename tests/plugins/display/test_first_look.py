@@ -7,18 +7,13 @@ from typing import Any
 import pytest
 from helpers.command import Grpo
 from helpers.fast import fit
-from helpers.fitting import scalars
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from helpers.fitting import events_of, scalars
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.display.first_look import Board, FirstLook, copies
 from grpo_lightning.plugins.inspect.scalars import read_scalars
-
-
-def events_of(folder: Path) -> EventAccumulator:
-    return EventAccumulator(str(folder)).Reload()
 
 
 def chart_tags(folder: Path) -> list[list[str]]:

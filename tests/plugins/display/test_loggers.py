@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +14,15 @@ import yaml
 from helpers.chats import TAGS
 from helpers.command import Grpo
 from helpers.fast import fit
-from helpers.fitting import Digits, Echo, scalars
+from helpers.fitting import Digits, Echo, events_of, scalars
 from helpers.tiny import tokenizer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning import (
     PromptDataModule,
     Question,
-    RewardResult,
-    Sample,
     ScriptedEngine,
     StepCheckpoint,
     TrackioLogger,
@@ -85,12 +81,6 @@ def tables(*args: Any) -> Tables:
     """A logger as the command line makes one; the newest is LOGGERS[-1]."""
     LOGGERS.append(Tables())
     return LOGGERS[-1]
-
-
-def events_of(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "histograms": 0, "scalars": 0})
-    events.Reload()
-    return events
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -207,17 +197,10 @@ def test_a_metric_that_is_not_there_is_a_mistake(grpo: Grpo, callback: str) -> N
     assert code == 2 and f"{callback}.monitor=val/rewards: the run has no validation" in errors
 
 
-class Falls(Digits):
-    """A reward that is 1 in the first step and then 0."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        values = [float(samples[0].prompt.id < 4)] * len(samples)
-        return RewardResult(values, ["ok"] * len(values), [""] * len(values))
-
-
 def test_early_stopping_says_that_it_stopped_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stopping = EarlyStopping("reward/mean", mode="max", patience=2, check_on_train_epoch_end=True)
-    fit(tmp_path, [stopping], rewards=[Falls()], trainer={"max_epochs": 9})
+    falls = Digits(change=lambda sample, share: float(sample.prompt.id < 4))  # 1 in the first step and then 0
+    fit(tmp_path, [stopping], rewards=[falls], trainer={"max_epochs": 9})
     (line,) = [message for message in caplog.messages if message.startswith("EarlyStopping")]
     assert line == (
         "EarlyStopping: stopped after step 3. Monitored metric reward/mean did not improve in the last 2 records. "

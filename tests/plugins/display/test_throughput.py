@@ -6,9 +6,8 @@ from typing import Any
 import lightning as L
 import pytest
 from helpers.fast import fit
-from helpers.fitting import Minibatches, scalars
+from helpers.fitting import Minibatches, points, scalars
 from helpers.tiny import rollouts_of
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning import Pack, ScriptedEngine, Step
 from grpo_lightning.maths.stopping import FixedPasses, Passes
@@ -17,9 +16,8 @@ from grpo_lightning.training.step_report import learned_tokens
 
 def clock_of(folder: Path) -> dict[str, list[float]]:
     """What a run logged under time/ and perf/."""
-    events = EventAccumulator(str(folder)).Reload()
-    names = [name for name in events.Tags()["scalars"] if name.startswith(("time/", "perf/"))]
-    return {name: [event.value for event in events.Scalars(name)] for name in names}
+    found = {name: values for name, values in points(folder, without=()).items() if name.startswith(("time/", "perf/"))}
+    return {name: [value for _, value in values] for name, values in found.items()}
 
 
 def test_the_tokens_of_passes_that_were_ended() -> None:

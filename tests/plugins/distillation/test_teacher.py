@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.fitting import sgd
+from helpers.fitting import Digits, sgd
 from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
 from torch import nn
 
@@ -16,20 +16,11 @@ from grpo_lightning.maths.surrogates import Reinforce
 from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.checks import check_loop
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import UsageError
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
-
-
-class Nothing(Reward):
-    """0."""
-
-    def score(self, samples):
-        return RewardResult([0.0] * len(samples), ["ok"] * len(samples))
 
 
 @pytest.fixture
@@ -91,11 +82,11 @@ def test_another_vocabulary_is_refused_in_one_sentence(folder: str, tmp_path: Pa
 
 
 def test_it_is_refused_where_it_would_have_to_move(folder: str) -> None:
-    made = GRPOModule(policy_of(), [Nothing()], objective=Objective(kl=K2(), beta=1), reference=Teacher(folder))
+    made = GRPOModule(policy_of(), [Digits()], objective=Objective(kl=K2(), beta=1), reference=Teacher(folder))
     with pytest.raises(UsageError, match="steps_per_iteration=2: Teacher stays as it is"):
         check_loop(GRPOLoop(steps_per_iteration=2), made)
     with pytest.raises(UsageError, match=r"model\.old_policy=Teacher"):
-        GRPOModule(policy_of(), [Nothing()], old_policy=Teacher(folder), optimizer=sgd)
+        GRPOModule(policy_of(), [Digits()], old_policy=Teacher(folder), optimizer=sgd)
 
 
 def test_the_gradient_of_the_drawn_tokens_is_on_average_that_of_the_exact_reverse_kl() -> None:

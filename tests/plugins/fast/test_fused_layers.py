@@ -1,17 +1,18 @@
 """Fused layers against the library's own: outputs, gradients, what they keep, and which layers they are."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import model_of, tokenizer
+from helpers.tiny import model_of, read_policy
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from grpo_lightning import Fast, Policy
+from grpo_lightning import Fast
 from grpo_lightning.plugins.fast.fused_layers import FusedGatedMLP, FusedRMSNorm, _RMSNorm, fuse, fused
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3", "olmo2", "gpt2")
@@ -142,11 +143,7 @@ def test_what_is_kept() -> None:
     assert kept(norm, hidden) == 10 * (32 + 1)
 
 
-def test_a_policy_that_is_read_has_them_unless_switched_off(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("policy")
-    model_of("llama").save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+def test_a_policy_that_is_read_has_them_unless_switched_off(policy_folder: Path) -> None:
     for arguments, expected in (({}, True), ({"fused": False}, False)):
-        policy = Policy(str(folder), compute=Fast(**arguments))
-        policy.load()
+        policy = read_policy(policy_folder, compute=Fast(**arguments))
         assert bool(parts(policy.model, FusedGatedMLP)) is expected

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.drawing import PROMPTS, gap, generate, tokens, watch_reading
+from helpers.drawing import PROMPTS, draw, gap, tokens, watch_reading
 from helpers.fast import policy_of
 
-from grpo_lightning import NativeEngine, PlainEngine, RolloutEngine, UsageError
+from grpo_lightning import NativeEngine, PlainEngine, RandomKey, RolloutEngine, UsageError
 from grpo_lightning.plugins.fast import kv_memory
 
 
@@ -15,8 +15,8 @@ from grpo_lightning.plugins.fast import kv_memory
     ids=str,
 )
 def test_both_engines_draw_the_same(policy, sampling):
-    native = generate(NativeEngine(), policy, PROMPTS, seed=5, **sampling)
-    other = generate(PlainEngine(), policy, PROMPTS, seed=5, **sampling)
+    native = draw(NativeEngine(), policy, key=RandomKey(5), **sampling)
+    other = draw(PlainEngine(), policy, key=RandomKey(5), **sampling)
     assert tokens(native) == tokens(other)
     assert [c.finish_reason for c in native] == [c.finish_reason for c in other]
     for left, right in zip(native, other, strict=True):
@@ -29,8 +29,8 @@ def test_both_engines_draw_the_same(policy, sampling):
 def test_native_refuses_attention_it_does_not_know_and_names_the_engine_that_does(shape, overrides):
     policy = policy_of(shape, **overrides)
     with pytest.raises(UsageError, match="engine=PlainEngine"):
-        generate(NativeEngine(), policy, PROMPTS)
-    completions = generate(PlainEngine(), policy, PROMPTS)
+        draw(NativeEngine(), policy)
+    completions = draw(PlainEngine(), policy)
     assert gap(policy, PROMPTS, completions) < 1e-5
 
 
@@ -39,7 +39,7 @@ def test_native_refuses_attention_it_does_not_know_and_names_the_engine_that_doe
 )
 def test_native_heeds_the_scaling_of_attention_scores(overrides):
     policy = policy_of("gpt2", **overrides)
-    assert gap(policy, PROMPTS, generate(NativeEngine(), policy, PROMPTS)) < 1e-5
+    assert gap(policy, PROMPTS, draw(NativeEngine(), policy)) < 1e-5
 
 
 @pytest.mark.parametrize("limit", [1, 12])
@@ -60,10 +60,10 @@ def test_many_prompts_are_read_in_parts(
     policy = policy_of(shape, **windows)
     read: list[torch.Size] = []
     watch_reading(monkeypatch, policy, read.append)
-    expected = generate(engine, policy, PROMPTS)
+    expected = draw(engine, policy)
     whole = len(read)
     monkeypatch.setattr(kv_memory, "READ_TOKENS", limit)
-    found = generate(engine, policy, PROMPTS)
+    found = draw(engine, policy)
     assert tokens(found) == tokens(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.logp == pytest.approx(other.logp, rel=1e-5, abs=1e-5)

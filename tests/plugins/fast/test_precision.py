@@ -9,7 +9,7 @@ import torch
 from helpers.command import Grpo
 from helpers.fast import fit
 from helpers.fitting import checkpoint_of, relative, scalars
-from helpers.tiny import gradients, model_of, rollouts_of, tokenizer
+from helpers.tiny import gradients, model_of, read_policy, rollouts_of, tokenizer
 from lightning.pytorch.plugins import MixedPrecision
 from safetensors.torch import load_file
 from torch import Tensor
@@ -47,9 +47,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
             overrides = {"sliding_window": None} if shape == "mistral" else {}
             model_of(shape, scale=0.05, **overrides).save_pretrained(folder)
             tokenizer().save_pretrained(folder)
-        found = Policy(str(folder), dtype=PRECISIONS[precision][1], compute=Fast())  # type: ignore[arg-type]
-        found.load()
-        return found
+        return read_policy(folder, dtype=PRECISIONS[precision][1], compute=Fast())
 
     return policy
 

@@ -1,10 +1,11 @@
 """oneDNN's products against float64, in a layer, in a policy and in a run."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
-from helpers.fast import policy_of
+from helpers.tiny import read_policy
 from torch import Tensor, nn
 
 from grpo_lightning import Fast, Policy, UsageError
@@ -60,17 +61,12 @@ def test_other_types_and_autocast_stay_with_torch(dtype: torch.dtype) -> None:
         assert torch.equal(layer(hidden), exact.float()(hidden))
 
 
-def test_a_policy_that_is_read_has_them(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("policy")
-    policy = policy_of()
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    read = Policy(str(folder), compute=Fast(products="onednn"))
+def test_a_policy_that_is_read_has_them(policy_folder: Path) -> None:
+    read = Policy(str(policy_folder), compute=Fast(products="onednn"))
     read.check()
     read.load()
     assert any(type(layer) is OneDNNLinear for layer in read.model.modules())
-    plain = Policy(str(folder), compute=Fast())
-    plain.load()
+    plain = read_policy(policy_folder, compute=Fast())
     assert not any(type(layer) is OneDNNLinear for layer in plain.model.modules())
 
 

@@ -12,14 +12,13 @@ import torch
 import yaml
 from helpers.command import Grpo, arguments, furnish
 from helpers.programs import programs
-from helpers.tiny import rollouts_of
+from helpers.tiny import read_policy, rollouts_of
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_lightning.command import overview
 from grpo_lightning.plugins.inspect.export import model_card
 from grpo_lightning.plugins.inspect.scalars import read_scalars
-from grpo_lightning.policy.policy import Policy
 
 ALONE = """
 import sys, torch
@@ -93,9 +92,7 @@ def test_it_has_the_runs_log_probs_bit_for_bit_without_this_package_and_is_a_pol
     model.load_state_dict(weights_in(LAST))
     logp = model(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1)
     assert torch.equal(torch.load("logp.pt", weights_only=True), logp)
-    exported, expected = Policy("out"), Policy("policy")
-    for policy in (exported, expected):
-        policy.load()
+    exported, expected = read_policy("out"), read_policy("policy")
     expected.model.load_state_dict(weights_in(LAST))
     rollouts = rollouts_of([5, 3, 7])
     with torch.no_grad():
@@ -118,9 +115,7 @@ def test_generation_is_that_of_the_run(grpo: Grpo) -> None:
     assert export("run", "--out", "out") == 0
     config = GenerationConfig.from_pretrained("out")
     assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.min_p) == (True, 0.7, 0, 0.9, 0.0)
-    policy = Policy("policy")
-    policy.load()
-    assert config.eos_token_id == sorted(policy.stop_ids)
+    assert config.eos_token_id == sorted(read_policy("policy").stop_ids)
     model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
     output = model.generate(**tokenizer("123", return_tensors="pt"), max_new_tokens=5)
     assert 3 < output.shape[1] <= 8

@@ -9,7 +9,7 @@ import yaml
 from helpers.command import arguments, furnish
 from helpers.fast import policy_of
 from helpers.programs import programs
-from helpers.tiny import rollouts_of
+from helpers.tiny import read_policy, rollouts_of
 from peft import PeftModel
 from test_export import LAST, LEARNS, export, weights_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,8 +41,7 @@ def trained(run: tuple[Path, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     # With transformers' own layers, to compare bits.
-    policy = Policy("policy", adapter=LoRA(rank=4, dora=dora), compute=Fast(fused=False))
-    policy.load()
+    policy = read_policy("policy", adapter=LoRA(rank=4, dora=dora), compute=Fast(fused=False))
     policy.model.load_state_dict(weights_in(LAST), strict=False)
     assert float((logp(policy.model) - logp(AutoModelForCausalLM.from_pretrained("policy"))).abs().max()) > 1e-3
     return policy
@@ -76,8 +75,7 @@ def test_merged_it_is_a_model_like_any_other(trained: Policy) -> None:
     base = AutoModelForCausalLM.from_pretrained("policy")
     assert model.state_dict().keys() == base.state_dict().keys()
     assert torch.allclose(logp(model), logp(trained.model), atol=1e-5)
-    policy = Policy("out")
-    policy.load()
+    policy = read_policy("out")
     rollouts = rollouts_of([5, 3, 7])
     with torch.no_grad():
         assert torch.allclose(policy(rollouts).logp, trained(rollouts).logp, atol=1e-5)

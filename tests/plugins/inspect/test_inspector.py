@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.contracts import VARIANTS, make, members
+from helpers.contracts import SURROGATES, make, members
 from helpers.fast import fit, policy_of
 from helpers.fitting import Another, Digits, of_updates, scalars
-from helpers.inspecting import terms_of
+from helpers.inspecting import completions_of, groups_of, inspector, terms_of
 from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, STOP_IDS, rollouts_of
 
@@ -23,7 +23,7 @@ import grpo_lightning
 from grpo_lightning import GRPOModule, Inspector, KLEstimator, Objective, Policy, RatioMask, Rollouts, Sample
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import Truncated
-from grpo_lightning.maths.surrogates import Clipped, Surrogate
+from grpo_lightning.maths.surrogates import Clipped
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord
@@ -33,28 +33,8 @@ from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
-ALL = 1000
-"""Groups: more than there are."""
-
-
-def inspector(**options: Any) -> Inspector:
-    return Inspector(**{"every_n_steps": 1, "num_groups": ALL} | options)
-
-
-def trained(record: StepRecord) -> list[GroupRecord]:
-    return [group for group in record.groups if group.kind == "train"]
-
-
-def completions(groups: Sequence[GroupRecord]) -> list[CompletionRecord]:
-    return [completion for group in groups for completion in group.completions]
-
-
 # The terms.
 
-SURROGATES: dict[str, Callable[[], Surrogate]] = {
-    **{cls.__name__: (lambda cls=cls: make(cls)) for cls in members(Surrogate)},
-    **VARIANTS,
-}
 LEARNING: dict[str, Any] = {
     "loop": {"mu": 2, "num_minibatches": 2, "max_tokens": 60},
     "trainer": {"max_epochs": 2},
@@ -83,7 +63,7 @@ def test_terms_of_every_part_sum_to_the_logged_objective(tmp_path: Path) -> None
     records = check_terms_of(
         tmp_path, Objective(beta=0.05), 0.02, callbacks=[TakeTurns()], reference=Another(), **LEARNING | steps
     )
-    by_name = {name: completions(trained(record)) for name, record in zip(OBJECTIVES, records, strict=True)}
+    by_name = {name: completions_of(record) for name, record in zip(OBJECTIVES, records, strict=True)}
     assert by_name["TargetProbability"][0].tokens.columns.keys() == {"logp_low", "logp_high"}
     for name in ("K1", "K2", "K3", "ImportanceWeighted"):
         tokens = by_name[name][0].tokens
@@ -97,7 +77,7 @@ def test_terms_of_stale_rollouts_with_a_correction(tmp_path: Path) -> None:
     loop = LEARNING["loop"] | {"source": StaleSource(1)}
     objective = Objective(correction=RatioMask(0.97, 1.03), beta=0.05)
     records = check_terms_of(tmp_path, objective, loop=loop, old_policy=Proximal())
-    tokens = [one.tokens for one in completions(trained(records[1]))]
+    tokens = [one.tokens for one in completions_of(records[1])]
     factors = np.concatenate([one.correction for one in tokens if one.correction is not None])
     assert 0 < (factors == 0).mean() < 1 and (factors[factors != 0] != 1).any()
     for one in tokens:
@@ -121,7 +101,7 @@ def check_terms_of(
         logged = objectives[record.step - 1]
         beta, bonus = record.objective["beta"], record.objective["entropy_bonus"]
         sums: dict[int, float] = {}
-        for group in trained(record):
+        for group in groups_of(record):
             if group.update is not None:
                 terms = sum(float(terms_of(one.tokens, beta, bonus).sum()) for one in group.completions)
                 sums[group.update] = sums.get(group.update, 0.0) + terms
@@ -137,7 +117,7 @@ def test_push_is_the_derivative_of_the_objective(tmp_path: Path) -> None:
     """Of a sequence surrogate, where a token's log-prob changes the terms of all."""
     objective = Objective(SURROGATES["GMPO"](), beta=0.1)
     fit(tmp_path, [inspector()], objective=objective, **LEARNING)
-    one = max(completions(trained(read(tmp_path)[-1])), key=lambda one: np.abs(one.tokens.push).max())
+    one = max(completions_of(read(tmp_path)[-1]), key=lambda one: np.abs(one.tokens.push).max())
     tokens, step = one.tokens, 1e-3
     n = len(tokens)
     rollouts = rollouts_of([n])
@@ -168,9 +148,9 @@ def test_clipped_tokens_are_those_that_the_run_counted(clipped: Path) -> None:
     for record in read(clipped):
         names = ("policy/clip_low", "policy/clip_high", "policy/entropy")
         logged = {name: of_updates(clipped, name)[record.step - 1] for name in names}
-        for update in {group.update for group in trained(record)}:
+        for update in {group.update for group in groups_of(record)}:
             assert update is not None
-            ours = [one.tokens for group in trained(record) if group.update == update for one in group.completions]
+            ours = [one.tokens for group in groups_of(record) if group.update == update for one in group.completions]
             learned = [tokens for tokens in ours if tokens.update_logp is not None]
             clip = np.concatenate([tokens.clip for tokens in learned if tokens.clip is not None])
             assert (clip == -1).mean() == pytest.approx(logged["policy/clip_low"][update])
@@ -310,19 +290,20 @@ def test_followed_prompts_have_the_answers_of_validation(tmp_path: Path) -> None
     validated, rare = read(tmp_path / "validated"), read(tmp_path / "rarely")
     assert [record.step for record in validated] == [record.step for record in rare] == [0, 1, 2, 3]
     for number, (record, other) in enumerate(zip(validated, rare, strict=True)):
-        groups = [group for group in record.groups if group.kind == "validation"]
+        groups = groups_of(record, "validation")
         assert [(group.prompt_id, group.roles, group.update) for group in groups] == [
             (0, ["followed"], None),
             (1, ["followed"], None),
         ]
         assert [one.greedy for one in groups[0].completions] == [True, False, False, False]
         assert groups[0].source == "echo:0" and groups[0].gold == "3"
-        texts = [one.text for one in completions(groups)]
+        answers = completions_of(record, "validation")
+        texts = [one.text for one in answers]
         # The first validation comes before the first step.
         assert texts == watch.texts[number]
         # The step without validation decodes them itself, and finds the same.
-        assert texts == [one.text for one in completions([g for g in other.groups if g.kind == "validation"])]
-        for one in completions(groups):
+        assert texts == [one.text for one in completions_of(other, "validation")]
+        for one in answers:
             tokens = one.tokens
             assert tokens.ref_logp is not None and tokens.after_logp is not None
             assert (tokens.sampler_logp is None) == one.greedy
@@ -331,7 +312,7 @@ def test_followed_prompts_have_the_answers_of_validation(tmp_path: Path) -> None
                 assert np.allclose(tokens.sampler_logp, tokens.after_logp, rtol=0, atol=1e-5)
             assert tokens.advantage is None and tokens.weight is None and tokens.old_logp is None
     # The reference is the policy before the first step.
-    for one in completions(validated[0].groups):
+    for one in completions_of(validated[0], "validation"):
         assert np.allclose(one.tokens.ref_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
 
 
@@ -345,33 +326,19 @@ def test_what_records_nothing(tmp_path: Path, grpo: Grpo) -> None:
 def test_it_is_on_by_default(tmp_path: Path, grpo: Grpo) -> None:
     grpo.ok("fit", "--trainer.max_epochs=2")
     assert [record.step for record in grpo_lightning.plugins.inspect.read(tmp_path / "run")] == [0, 2]
-    assert "time/inspect" in events(tmp_path / "run")
+    assert "time/inspect" in scalars(tmp_path / "run", without=())
     code, _, errors = grpo("fit", "--inspect.num_groups=-1", "--trainer.default_root_dir=other")
     assert code == 2 and "inspect.num_groups=-1" in errors
-
-
-def events(folder: Path) -> set[str]:
-    from grpo_lightning.plugins.inspect.scalars import read_scalars
-
-    return {*read_scalars(next(folder.rglob("events.out.tfevents.*")).parent)}
 
 
 # What an update may be.
 
 
-class SomeEqual(Digits):
-    """Every second group has no spread."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        result = super().score(samples)
-        result.value = [0.0 if s.prompt.id % 2 else v for s, v in zip(samples, result.value, strict=True)]
-        return result
-
-
 def test_a_group_without_advantage_is_recorded_with_terms_of_zero(tmp_path: Path) -> None:
-    fit(tmp_path, [inspector()], rewards=[SomeEqual()], trainer={"max_epochs": 1}, loop={"mu": 2})
+    some_equal = Digits(change=lambda sample, share: 0.0 if sample.prompt.id % 2 else share)
+    fit(tmp_path, [inspector()], rewards=[some_equal], trainer={"max_epochs": 1}, loop={"mu": 2})
     (record,) = read(tmp_path)
-    equal, other = ([g for g in trained(record) if g.prompt_id % 2 == odd] for odd in (1, 0))
+    equal, other = ([g for g in groups_of(record) if g.prompt_id % 2 == odd] for odd in (1, 0))
     assert len(equal) == len(other) == 2
     assert all(group.update == 1 and group.std for group in other)
     for group in equal:
@@ -391,14 +358,17 @@ def test_a_file_says_what_it_was_given(clipped: Path) -> None:
     for record in read(clipped):
         again = StepRecord.from_lines(record.lines())
         assert again.lines() == record.lines()
-        for ours, theirs in zip(completions(again.groups), completions(record.groups), strict=True):
+        completions, found = (
+            [completion for group in one.groups for completion in group.completions] for one in (record, again)
+        )
+        for ours, theirs in zip(found, completions, strict=True):
             for field in fields(theirs.tokens):
                 a, b = getattr(ours.tokens, field.name), getattr(theirs.tokens, field.name)
                 nans = isinstance(b, np.ndarray) and b.dtype.kind == "f"
                 assert np.array_equal(a, b, equal_nan=nans) if isinstance(b, np.ndarray) else a == b, field.name
         assert record.objective["surrogate"] == {"class": "Clipped", "low": 0.95, "high": 1.05, "dual_clip": None}
         assert record.rewards == ["digits"] and record.correct == "digits" and record.temperature == 1.0
-        for one in completions(record.groups):
+        for one in completions:
             pairs = zip(one.tokens.ids.tolist(), one.tokens.pieces, strict=True)
             assert "".join(piece for id, piece in pairs if id >= len(SPECIAL)) == one.text
             assert (one.finish_reason == "stop") == (one.tokens.ids[-1] in STOP_IDS)

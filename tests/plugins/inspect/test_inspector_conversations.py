@@ -9,12 +9,12 @@ import pytest
 from helpers.fast import fit
 from helpers.fitting import of_updates
 from helpers.guessing import Guess
-from helpers.inspecting import terms_of
+from helpers.inspecting import completions_of, groups_of, inspector, terms_of
 
-from grpo_lightning import EnvironmentReward, Inspector, Limits, ProcessSupervision, PromptDataModule, Sampling
+from grpo_lightning import EnvironmentReward, Limits, ProcessSupervision, PromptDataModule, Sampling
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.groups import conversation_record
-from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, TurnRecord, path_of
+from grpo_lightning.plugins.inspect.record import TurnRecord, path_of
 from grpo_lightning.types import Conversation, Piece, UsageError
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz"]
@@ -63,27 +63,19 @@ def test_a_branch_begins_with_history_and_the_last_has_the_closing_words() -> No
     assert second.closing == [("user", "bye")]
 
 
-def run_of(folder: Path, every_n_steps: int = 1, **options: Any) -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of a game in which the policy's turns often end as the template would not end them."""
+    folder = tmp_path_factory.mktemp("run")
     settings: dict[str, Any] = {
         "data": PromptDataModule(Guess(), val_batch_size=5, limits=Limits(max_turns=3)),
         "rewards": [EnvironmentReward()],
+        "advantage": ProcessSupervision(),
         "sampling": Sampling(max_new_tokens=6, stop=LETTERS),
         "loop": {"mu": 2, "num_minibatches": 2, "max_tokens": 120},
         "trainer": {"max_epochs": 2, "limit_val_batches": 1},
     }
-    inspector = Inspector(every_n_steps, num_groups=1000, num_samples=2)
-    fit(folder, [inspector], **settings | options)
-
-
-def pieces_of(record: StepRecord, kind: str) -> list[CompletionRecord]:
-    return [one for group in record.groups if group.kind == kind for one in group.completions]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    run_of(folder, advantage=ProcessSupervision())
+    fit(folder, [inspector(num_samples=2)], **settings)
     return folder
 
 
@@ -92,7 +84,7 @@ def test_terms_of_all_pieces_sum_to_the_logged_objective(run: Path) -> None:
     updates = 0
     for record in read(run)[1:]:
         logged = of_updates(run, "policy/objective")[record.step - 1]
-        groups = [group for group in record.groups if group.kind == "train"]
+        groups = groups_of(record)
         for update in {group.update for group in groups} - {None}:
             own = [one for group in groups if group.update == update for one in group.completions]
             total = sum(float(terms_of(one.tokens).sum()) for one in own if one.tokens.surrogate is not None)
@@ -107,7 +99,7 @@ def test_every_piece_has_its_turns_and_its_own_numbers(run: Path) -> None:
     for record in read(run):
         for kind in ("train", "validation"):
             number = 0
-            for one in pieces_of(record, kind):
+            for one in completions_of(record, kind):
                 talk, tokens = one.conversation, one.tokens
                 assert talk is not None and talk.turns[-1].end == len(tokens) - 1
                 number = 0 if talk.piece == 0 else number + 1
@@ -133,7 +125,7 @@ def test_prompts_are_followed_through_their_conversations(run: Path) -> None:
     records = read(run)
     assert [record.step for record in records] == [0, 1, 2]
     for record in records:
-        groups = [group for group in record.groups if group.kind == "validation"]
+        groups = groups_of(record, "validation")
         assert [group.prompt_id for group in groups] == [0, 1]
         for group in groups:
             whole = [one for one in group.completions if one.conversation and not one.conversation.piece]

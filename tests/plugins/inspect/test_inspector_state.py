@@ -10,25 +10,17 @@ import pytest
 import torch
 from helpers.fast import fit
 from helpers.fitting import AfterOne, scalars
-from helpers.inspecting import group_of, plain_tokens, step_of, write_records
+from helpers.inspecting import completions_of, group_of, groups_of, inspector, plain_tokens, step_of, write_records
 
-from grpo_lightning import Inspector, NativeEngine, Objective, RandomKey, Request, Validation
+from grpo_lightning import NativeEngine, Objective, RandomKey, Request, Validation
 from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.page import RunData
-from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, describe, files_of
+from grpo_lightning.plugins.inspect.record import describe, files_of
 
 VALIDATES = {"limit_val_batches": 1}
 FRESH = {**VALIDATES, "max_epochs": 1}
-
-
-def inspector(**options: Any) -> Inspector:
-    return Inspector(**{"every_n_steps": 1, "num_groups": 1000} | options)
-
-
-def followed(record: StepRecord) -> list[CompletionRecord]:
-    return [one for group in record.groups if group.kind == "validation" for one in group.completions]
 
 
 # Whose answers.
@@ -40,12 +32,13 @@ def test_answers_of_older_weights_are_not_taken(tmp_path: Path) -> None:
         trainer = {**FRESH, "max_epochs": 2, "val_check_interval": interval, "check_val_every_n_epoch": 1}
         fit(tmp_path / name, [inspector()], trainer=trainer, **options)
     whole, third = (read(tmp_path / name) for name in ("whole", "third"))
-    texts = [[one.text for one in followed(record)] for record in whole]
+    texts = [[one.text for one in completions_of(record, "validation")] for record in whole]
     assert texts[1] != texts[2]
-    assert [[one.text for one in followed(record)] for record in third] == texts
-    for one in [one for records in (whole, third) for record in records for one in followed(record)]:
-        if not one.greedy:
-            assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
+    assert [[one.text for one in completions_of(record, "validation")] for record in third] == texts
+    for record in [*whole, *third]:
+        for one in completions_of(record, "validation"):
+            if not one.greedy:
+                assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
 
 
 class Counting(NativeEngine):
@@ -68,7 +61,7 @@ def test_the_validation_before_the_first_step_answers_the_followed_prompts(
     trainer = {**FRESH, "check_val_every_n_epoch": 1}
     fit(tmp_path, [inspector(num_samples=2)], {"validate_first": validate_first}, trainer, engine=engine)
     records = read(tmp_path)
-    assert [record.step for record in records] == [0, 1] and len(followed(records[0])) == 2 * 3
+    assert [record.step for record in records] == [0, 1] and len(completions_of(records[0], "validation")) == 2 * 3
     evaluations = [call for call in engine.calls if call[0].step == 2**32 - 1]
     # Greedy and drawn, before the first step and after it: nothing twice.
     assert [temperature for _, temperature in evaluations] == [0.0, 1.0, 0.0, 1.0]
@@ -96,7 +89,7 @@ def test_followed_tokens_are_measured_at_the_temperature_they_were_drawn_at(
     module = fit(tmp_path, [inspector(num_samples=2)], trainer={**FRESH, "check_val_every_n_epoch": 1}, **options)
     record = read(tmp_path)[-1]
     assert record.val_temperature == temperature and record.temperature == sampling.temperature
-    for group in [group for group in record.groups if group.kind == "validation"]:
+    for group in groups_of(record, "validation"):
         prompt = module.policy.tokenizer.encode(group.prompt)
         for one in group.completions:
             ids = one.tokens.ids.tolist()

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from helpers.command import OPTIONS, Grpo
 from helpers.fitting import scalars
+from helpers.inspecting import completions_of
 
 from grpo_lightning.plugins.inspect import report
 from grpo_lightning.plugins.inspect.record import read
@@ -77,9 +78,9 @@ def test_the_saved_run_names_the_judge(folder: Path) -> None:
         config = yaml.safe_load((folder / name / "config.yaml").read_text())
         assert config["model"]["validation"]["judge"]["class_path"] == "grpo_lightning.MathVerifier"
     (record, *_) = read(folder / "form")
-    validation = [one for group in record.groups if group.kind == "validation" for one in group.completions]
+    validation = completions_of(record, "validation")
     assert {one.judge for one in validation} == {"math_verifier"} and "math_verifier" in validation[0].scores
-    training = [one for group in read(folder / "form")[-1].groups if group.kind == "train" for one in group.completions]
+    training = completions_of(read(folder / "form")[-1])
     assert {one.judge for one in training} == {"format_reward"} and training[0].scores.keys() == {"format_reward"}
 
 

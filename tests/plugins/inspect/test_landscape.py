@@ -1,10 +1,10 @@
 """The curve of a token's objective is what the run's own classes give with this token elsewhere."""
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from helpers.contracts import VARIANTS, make, members
+from helpers.contracts import SURROGATES
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
@@ -23,10 +23,6 @@ class Own(Surrogate):
         return SurrogateResult.unbounded(rollouts.advantage * (logp + logp.roll(1) / 2).exp())
 
 
-SURROGATES: dict[str, Any] = {cls.__name__: lambda cls=cls: make(cls) for cls in members(Surrogate)} | VARIANTS
-SURROGATES |= {"Own": Own}
-
-
 def completion(surrogate: Surrogate, length: int = 9) -> tuple[Rollouts, Tensor]:
     """One completion, and log π_θ near log π_old."""
     whole = rollouts_of([length, 3], prompt_lengths=[3], seed=1)
@@ -36,9 +32,9 @@ def completion(surrogate: Surrogate, length: int = 9) -> tuple[Rollouts, Tensor]
     return one, (one.old_logp + 0.2 * torch.randn(length)).clamp(max=-1e-3)
 
 
-@pytest.mark.parametrize("name", SURROGATES)
-def test_the_curve_is_the_objective_with_this_token_elsewhere(name: str) -> None:
-    surrogate = SURROGATES[name]()
+@pytest.mark.parametrize("make", [*SURROGATES.values(), Own], ids=[*SURROGATES, "Own"])
+def test_the_curve_is_the_objective_with_this_token_elsewhere(make: Callable[[], Surrogate]) -> None:
+    surrogate = make()
     objective = Objective(surrogate, K2(), beta=0.5)
     one, logp = completion(surrogate)
     found = curves(objective, one, logp, torch.ones_like(logp), logp)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from helpers.fast import fit
 from helpers.fitting import Digits
 from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
 
-from grpo_lightning import Inspector, Objective, RewardResult, Sample
+from grpo_lightning import Inspector, Objective
 from grpo_lightning.plugins.inspect.page import write
 
 pytestmark = [needs_chromium, pytest.mark.whole]
@@ -34,15 +34,6 @@ TURNED = {"\x00": "␀", "\x1b": "␛", "\u202e": "U+202E", "\u2066": "U+2066", 
 """What is named instead, since it cannot be seen or turns text around."""
 
 
-class ManyDigits(Digits):
-    """Right are those with a sixth of digits."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        result = super().score(samples)
-        result.value = [float(value > 1 / 6) for value in result.value]
-        return result
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two runs."""
@@ -53,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [Inspector(every_n_steps=1, num_followed=1)],
             {"group_size": 8, "mu": 2, "num_minibatches": 2},
             {"limit_val_batches": 1},
-            rewards=[ManyDigits()],
+            rewards=[Digits(change=lambda sample, share: float(share > 1 / 6))],
             objective=Objective(beta=0.04),
             optimizer=lambda parameters, rate=rate: torch.optim.SGD(parameters, lr=rate),
         )

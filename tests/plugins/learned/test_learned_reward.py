@@ -188,22 +188,18 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     assert len(waiting) == 2 and "2 prompts none is held" in waiting[0] and "4 prompts none is held" in waiting[1]
 
 
-class HalfDigits(Digits):
+def a_third(sample: Sample, share: float) -> float:
     """Right are those with a third of digits."""
-
-    def score(self, samples):
-        result = super().score(samples)
-        result.value = [float(value > 0.3) for value in result.value]
-        return result
+    return float(share > 0.3)
 
 
 def test_a_resumed_run_has_the_same_reward_model(folder: Path):
     made: list[LearnedReward] = []
 
     def options() -> dict[str, Any]:
-        made.append(reward_of(folder, labeller=HalfDigits(), held_out=0.6))
+        made.append(reward_of(folder, labeller=Digits(change=a_third), held_out=0.6))
         loop = {"steps_per_iteration": 2, "prompts_per_step": 8}
-        return {"loop": loop, "rewards": [HalfDigits(weight=0), made[-1]]}
+        return {"loop": loop, "rewards": [Digits(weight=0, change=a_third), made[-1]]}
 
     resumes_exactly(folder.parent, options, steps=4, cut=3)  # in the middle of the second iteration
     whole, _, resumed = made

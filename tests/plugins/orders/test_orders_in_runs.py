@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.elsewhere import Elsewhere
-from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
+from helpers.fitting import Digits, EarlyDigits, Echo, fit, resumes_exactly, scalars
 from helpers.killing import command, prepare
 from helpers.programs import programs
 
@@ -17,7 +17,7 @@ from grpo_lightning.plugins.orders.replayed import Replayed
 from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.training.data import TaskData
-from grpo_lightning.types import Question
+from grpo_lightning.types import Question, Sample
 
 
 class Leveled(Echo):
@@ -27,13 +27,9 @@ class Leveled(Echo):
         return [Question(q.text, q.answer, q.source, {"level": len(q.text) % 2}) for q in super().questions(split)]
 
 
-class Right(Digits):
-    """1 where half of the characters are digits: some groups are all wrong."""
-
-    def score(self, samples: Any) -> Any:
-        result = super().score(samples)
-        result.value = [float(value > 0.2) for value in result.value]
-        return result
+def a_fifth(sample: Sample, share: float) -> float:
+    """Right are those with a fifth of digits: some groups are all wrong."""
+    return float(share > 0.2)
 
 
 class Noted(DifficultyPools):
@@ -57,22 +53,17 @@ def test_resumes_with_rounds_and_late_rollouts(tmp_path: Path, which: int) -> No
     def options() -> dict[str, Any]:
         loop = {"dynamic_sampling": DynamicSampling(max_rounds=3), "source": StaleSource(2), "prompts_per_step": 3}
         data = TaskData(Leveled(), seed=3, order=orders()[which])
-        return {"loop": loop, "data": data, "rewards": [Right()]}
+        return {"loop": loop, "data": data, "rewards": [Digits(change=a_fifth)]}
 
     resumes_exactly(tmp_path, options, steps=5, cut=3)
-
-
-class Early(Right):
-    scores_early = True
 
 
 @pytest.mark.parametrize("which", range(3))
 def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path, which: int) -> None:
     def options() -> dict[str, Any]:
         data = TaskData(Leveled(), seed=3, order=orders()[which])
-        return {"loop": {"source": Ahead(), "prompts_per_step": 3}, "data": data, "rewards": [Early()]} | {
-            "engine": Elsewhere()
-        }
+        loop, rewards = {"source": Ahead(), "prompts_per_step": 3}, [EarlyDigits(change=a_fifth)]
+        return {"loop": loop, "data": data, "rewards": rewards, "engine": Elsewhere()}
 
     resumes_exactly(tmp_path, options, steps=5, cut=3)
 
@@ -80,7 +71,7 @@ def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path, which: int) -> 
 def test_the_order_is_told_the_rewards_of_every_round(tmp_path: Path) -> None:
     order = Noted()
     loop = {"dynamic_sampling": DynamicSampling(max_rounds=3)}
-    fit(tmp_path, loop=loop, data=TaskData(Echo(), order=order), rewards=[Right()])
+    fit(tmp_path, loop=loop, data=TaskData(Echo(), order=order), rewards=[Digits(change=a_fifth)])
     ids = [id for told in order.told for id in told]
     assert ids == [*range(len(ids))] and len(ids) > 12 and len(order.told) == 3 and not order.asked
     assert all(len(values) == 4 for told in order.told for values in told.values())

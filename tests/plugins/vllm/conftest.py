@@ -5,7 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 from helpers import vllm_stand_in
+from helpers.tiny import read_policy
+from helpers.vllm_server_stand_in import StandIn, serving
 
+from grpo_lightning import Policy
 from grpo_lightning.plugins.vllm.engine import VLLMEngine
 
 
@@ -17,6 +20,18 @@ def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     elif find_spec("vllm") is None:
         pytest.skip("no vLLM here: make test-vllm")
     return str(request.param)
+
+
+@pytest.fixture
+def policy(served: str) -> Policy:
+    return read_policy(served)
+
+
+@pytest.fixture
+def servers(served: str) -> Iterator[list[StandIn]]:
+    """Two stand-ins of the test's own."""
+    with serving(served) as one, serving(served) as other:
+        yield [one, other]
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import vllm_server_stand_in, vllm_stand_in
 from helpers.drawing import PROMPTS, draw, tokens, update
-from helpers.fast import policy_of
+from helpers.tiny import read_policy
 from helpers.vllm_server_stand_in import StandIn
 
 from grpo_lightning import LoRA, Policy, Request, Sampling, UsageError
@@ -19,30 +18,6 @@ from grpo_lightning.plugins.vllm.server import VLLMServerEngine
 from grpo_lightning.types import Completion, RandomKey
 
 REQUESTS = Request.from_prompts(PROMPTS, 3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("served") / "policy"
-    policy_of("qwen2", **vllm_stand_in.SIZES).save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture
-def servers(folder: str) -> Iterator[list[StandIn]]:
-    with vllm_server_stand_in.serving(folder) as one, vllm_server_stand_in.serving(folder) as other:
-        yield [one, other]
-
-
-def policy_in(folder: str, **more: Any) -> Policy:
-    policy = Policy(folder, **more)
-    policy.load()
-    return policy
-
-
-@pytest.fixture
-def policy(folder: str) -> Policy:
-    return policy_in(folder)
 
 
 @pytest.fixture
@@ -155,7 +130,7 @@ def test_a_server_with_foreign_weights_is_left_out(
 
 
 def test_what_is_being_drawn_continues_with_new_weights(
-    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "DRAIN_SECONDS", 0.5)
     for server in servers:
@@ -165,8 +140,7 @@ def test_what_is_being_drawn_continues_with_new_weights(
     drawing = threading.Thread(
         target=lambda: found.extend(engine.generate(REQUESTS, sampling, RandomKey(0, 0))), name="drawing"
     )
-    first = policy_of("qwen2", **vllm_stand_in.SIZES)
-    first.load_state_dict(policy.state_dict())
+    first = read_policy(served)
     drawing.start()
     time.sleep(0.5)
     update(policy)
@@ -220,10 +194,10 @@ def half(server: StandIn) -> None:
 @pytest.mark.parametrize("ignores", [every_second, half])
 @pytest.mark.parametrize("adapter", [None, LoRA(rank=4)], ids=["whole", "LoRA"])
 def test_weights_that_do_not_arrive_are_noticed_before_the_run(
-    ignores: Callable[[StandIn], None], adapter: Any, servers: list[StandIn], folder: str
+    ignores: Callable[[StandIn], None], adapter: Any, servers: list[StandIn], served: str
 ) -> None:
     ignores(servers[1])  # one of two
-    policy = policy_in(folder, adapter=adapter)
+    policy = read_policy(served, adapter=adapter)
     engine = VLLMServerEngine([server.url for server in servers])
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     engine.check(policy, Sampling(24))
@@ -234,9 +208,9 @@ def test_weights_that_do_not_arrive_are_noticed_before_the_run(
 
 
 def test_an_adapter_that_stays_at_its_base_is_noticed_before_the_run(
-    servers: list[StandIn], folder: str, monkeypatch: pytest.MonkeyPatch
+    servers: list[StandIn], served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = policy_in(folder, adapter=LoRA(rank=4))
+    policy = read_policy(served, adapter=LoRA(rank=4))
     engine = VLLMServerEngine([servers[0].url])
     engine.check(policy, Sampling(24))
     engine.sync(policy)

@@ -16,7 +16,7 @@ import torch
 from helpers import vllm_stand_in
 from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, tokens, update
 from helpers.fast import policy_of
-from helpers.tiny import prompts_of
+from helpers.tiny import prompts_of, read_policy
 
 from grpo_lightning import Policy, RandomKey, Request, Sampling, UsageError, VLLMEngine
 from grpo_lightning.plugins.vllm.requests import STRIDE, seeds_of
@@ -33,9 +33,7 @@ def policy(tmp_path: Path) -> Policy:
 def saved(folder: Path, shape: str, **overrides: Any) -> Policy:
     """A tiny policy in a folder, where vLLM finds its config."""
     policy_of(shape, **vllm_stand_in.SIZES, **overrides).save_pretrained(folder / shape)
-    policy = Policy(str(folder / shape))
-    policy.load()
-    return policy
+    return read_policy(folder / shape)
 
 
 class TestContract(EngineContract):

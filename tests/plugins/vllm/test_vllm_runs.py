@@ -10,6 +10,7 @@ from helpers.command import LETTERS, Grpo, arguments
 from helpers.fast import fit, policy_of
 from helpers.fitting import scalars
 from helpers.programs import programs
+from helpers.tiny import read_policy
 from torch import Tensor
 
 from grpo_lightning import Policy, UsageError, VLLMEngine
@@ -36,12 +37,6 @@ def policy_folder(tmp_path: Path) -> Path:
     """A tiny policy with a tied head; what `grpo` leaves at this name is replaced."""
     policy_of("qwen2", scale=0.05, tie_word_embeddings=True, **vllm_stand_in.SIZES).save_pretrained(tmp_path / "tied")
     return tmp_path / "tied"
-
-
-def read(folder: Path) -> Policy:
-    policy = Policy(str(folder))
-    policy.load()
-    return policy
 
 
 def found_in(folder: Path | str) -> dict[str, dict[int, float]]:
@@ -78,12 +73,12 @@ def test_weights_that_do_not_arrive_end_the_run_and_likely_causes_are_named(
     with pytest.raises(
         UsageError, match=r"VLLMEngine: the sampler's .* differ by .* nats on average.* Likely causes: vLLM comp"
     ):
-        fit(tmp_path / "run", engine=engine, policy=read(policy_folder))
+        fit(tmp_path / "run", engine=engine, policy=read_policy(policy_folder))
 
 
 @pytest.mark.parametrize("vllm", ["stand-in"], indirect=True)
 def test_the_end_of_a_run_ends_vllm(engine: VLLMEngine, tmp_path: Path, policy_folder: Path) -> None:
-    fit(tmp_path / "run", engine=engine, policy=read(policy_folder), trainer={"max_epochs": 1})
+    fit(tmp_path / "run", engine=engine, policy=read_policy(policy_folder), trainer={"max_epochs": 1})
     assert engine._llm is None
     assert not torch.distributed.is_initialized()
 

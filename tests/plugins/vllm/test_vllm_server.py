@@ -27,7 +27,7 @@ FEW = Request.from_prompts(PROMPTS[:2], 2)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def served(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy whose head is tied to its embedding."""
     path = tmp_path_factory.mktemp("served") / "tied"
     policy_of("qwen2", tie_word_embeddings=True, **vllm_stand_in.SIZES).save_pretrained(path)
@@ -35,22 +35,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module", params=["stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])
-def urls(request: pytest.FixtureRequest, folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def urls(request: pytest.FixtureRequest, served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Addresses of two stand-ins, or of one vLLM."""
     if request.param == "stand-in":
-        with vllm_server_stand_in.serving(folder) as one, vllm_server_stand_in.serving(folder) as other:
+        with vllm_server_stand_in.serving(served) as one, vllm_server_stand_in.serving(served) as other:
             yield [one.url, other.url]
     else:
         pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
-        with vllm_serve.serving(folder, tmp_path_factory.mktemp("log") / "log.txt") as url:
+        with vllm_serve.serving(served, tmp_path_factory.mktemp("log") / "log.txt") as url:
             yield [url]
-
-
-@pytest.fixture
-def policy(folder: str) -> Policy:
-    policy = Policy(folder)
-    policy.load()
-    return policy
 
 
 def engine_of(urls: Sequence[str], policy: Policy, **arguments: Any) -> VLLMServerEngine:
@@ -64,18 +57,6 @@ def engine(urls: list[str], policy: Policy) -> Iterator[VLLMServerEngine]:
     engine = engine_of(urls, policy)
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def servers(folder: str) -> Iterator[list[StandIn]]:
-    """Two stand-ins of the test's own."""
-    with vllm_server_stand_in.serving(folder) as one, vllm_server_stand_in.serving(folder) as other:
-        yield [one, other]
-
-
-@pytest.fixture
-def server(servers: list[StandIn]) -> StandIn:
-    return servers[0]
 
 
 def nothing_is_open(engine: VLLMServerEngine) -> bool:
@@ -103,8 +84,8 @@ def options_of(urls: Sequence[str], folder: str) -> list[str]:
     ]
 
 
-def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, folder: str) -> None:
-    options = options_of(urls, folder)
+def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, served: str) -> None:
+    options = options_of(urls, served)
     for root, steps, *resume in (["whole", "2"], ["half", "1"], ["half", "2", "--ckpt_path=last"]):
         more = [f"--trainer.default_root_dir={root}", f"--trainer.max_epochs={steps}", *resume]
         grpo.ok("fit", *options, *more)
@@ -115,9 +96,9 @@ def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, folder: str) -> 
 
 
 def test_two_sharded_ranks_learn_from_servers_what_one_learns(
-    servers: list[StandIn], grpo: Grpo, folder: str, tmp_path: Path
+    servers: list[StandIn], grpo: Grpo, served: str, tmp_path: Path
 ) -> None:
-    options = [*options_of([server.url for server in servers], folder), "--trainer.max_epochs=2"]
+    options = [*options_of([server.url for server in servers], served), "--trainer.max_epochs=2"]
     grpo.ok("fit", *options, "--trainer.default_root_dir=one")
     pushes = [len(server.bodies) for server in servers]
     more = ["--trainer.devices=2", "--trainer.strategy=fsdp2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
