@@ -172,7 +172,9 @@ def test_a_dict_as_trl_has_it_gives_each_question_its_class_and_tools(talk: Any)
     assert [one.outcome for one in talks] == [2.0, 2.0, None, None]  # of a class, an async one, and two without rewards
     assert [(one.num_calls, one.num_failed_calls) for one in talks] == [(2, 0), (2, 0), (2, 0), (0, 0)]
     assert talks[2].messages[2]["content"] == "1"
-    assert talks[3].messages[0]["content"] == "guess['answer', 'prompt', 'question']"
+    assert not any(one.error for one in talks)
+    begun = [one.messages[0]["content"] for one in talks]
+    assert begun == ["guess Start at 0.", "guess", "guess", "guess['answer', 'prompt', 'question']"]
     with pytest.raises(UsageError, match="FACTORIES: a question has environment='8', not one of 4, 5, 6, 7"):
         talk(environment, script, "8")
 
