@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from examples.calculator import Calculator
 from grpo_lightning import Environment, Task, Turn
 from grpo_lightning.types import Message, Question, Request
 
@@ -129,6 +130,13 @@ class AsyncEnv(CounterEnv):
 
     async def get_reward(self) -> float:
         return float(self.counter)
+
+
+def untooled(self: Any, **row: Any) -> str:
+    return str(sorted(row))
+
+
+FACTORIES = {"4": CounterEnv, "5": lambda: AsyncEnv(), "6": Calculator, "7": type("NoTools", (), {"reset": untooled})}
 
 
 class LongEnv(CounterEnv):

@@ -42,6 +42,10 @@ class Environment(ABC):
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON schemas of tools that the policy may call, as `transformers.utils.get_json_schema` makes them."""
 
+    def tools_for(self, question: Question) -> Sequence[Mapping[str, Any]]:
+        """Those of the tools that a conversation about `question` has: by default all."""
+        return self.tools
+
     @abstractmethod
     def reset(self, question: Question) -> list[Message]:
         """Begins a conversation about `question`, whose text is in the prompt template. Returns its first messages."""

@@ -1,10 +1,11 @@
 """Conversations of the policy with an environment: all of a step's advance together, one turn at a time."""
 
+import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.conversations.base import Environment, Remote
 from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
 from grpo_lightning.plugins.conversations.instances import Call, Instances, Limits
-from grpo_lightning.plugins.conversations.tool_calls import ToolFormat
+from grpo_lightning.plugins.conversations.tool_calls import ToolFormat, Tools
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.sandbox.pool import LoadError, Outcome
 from grpo_lightning.types import (
@@ -54,19 +55,14 @@ class Conversations(Sampler):
         self.system = system
         self.chat = chat
         self._instances = Instances(Remote(environment), limits)
-        self._dialogue: Dialogue | None = None
-        self._format: ToolFormat | None = None
-        self._system: list[Message] = []
+        self._tokenizer: Any = None
+        self._forms: dict[str, Form] = {}  # by the tools as JSON
 
     def load(self, tokenizer: Any) -> None:
         """Starts the environment, and checks that the tokenizer can hold its conversations."""
-        if self._dialogue is None or self._dialogue.tokenizer is not tokenizer:
-            tools = list(self.environment.tools)
-            self._dialogue = Dialogue(tokenizer, tools, {} if self.chat else {"chat_template": PLAIN})
-            self._format = ToolFormat.for_tokenizer(tokenizer) if tools else None
-            described = self._format is not None and self.chat and not self._dialogue.shows_tools
-            texts = [self.system, self._format.describe(tools) if self._format and described else ""]
-            self._system = [{"role": "system", "content": "\n\n".join(filter(None, texts))}] if any(texts) else []
+        if self._tokenizer is not tokenizer:
+            self._tokenizer, self._forms = tokenizer, {}
+        self._form(self.environment.tools)
         try:
             self._instances.load()
         except LoadError as error:
@@ -91,8 +87,9 @@ class Conversations(Sampler):
         key: RandomKey,
     ) -> Drawn:
         self.load(policy.tokenizer)
-        if self._format is not None and self._format.stop and self._format.stop not in sampling.stop:
-            sampling = replace(sampling, stop=[*sampling.stop, self._format.stop])
+        calls_form = self._form(self.environment.tools).calls
+        if calls_form is not None and calls_form.stop and calls_form.stop not in sampling.stop:
+            sampling = replace(sampling, stop=[*sampling.stop, calls_form.stop])
         requests = Request.from_prompts(prompts, group_size)
         samples = [Sample(prompts[row // group_size], "", [], FinishReason.STOP) for row in range(len(requests))]
         self._instances.start({row: seed_of(key, request) for row, request in enumerate(requests)})
@@ -150,12 +147,12 @@ class Conversations(Sampler):
 
     def _talk(self, row: int, sample: Sample, request: Request, policy: Policy, sampling: Sampling) -> Talk:
         """One conversation, which becomes `sample`."""
-        assert self._dialogue is not None
-        dialogue, talk = self._dialogue, Conversation()
+        form, talk = self._form(self.environment.tools_for(sample.prompt.question)), Conversation()
+        dialogue = form.dialogue
         sample.conversation = talk
         try:
             question = replace(sample.prompt.question, text=sample.prompt.text)
-            talk.messages = [*self._system, *(yield Call(row, "reset", [asdict(question)]))]
+            talk.messages = [*form.system, *(yield Call(row, "reset", [asdict(question)]))]
             talk.pieces.append(given_piece(contained(dialogue.start, talk.messages)))
             ids = [*talk.pieces[0].token_ids]
             sample.prompt = replace(sample.prompt, text=str(policy.tokenizer.decode(ids)), token_ids=ids)
@@ -166,7 +163,7 @@ class Conversations(Sampler):
                 if sample.truncated:
                     break
                 written = dialogue.turn(drawn.token_ids)
-                turn = yield self._step(row, talk, written["content"])
+                turn = yield self._step(row, talk, form, written["content"])
                 talk.rewards[-1] = turn["reward"]
                 talk.num_failed_calls += turn["num_failed_calls"]
                 talk.messages = [*before, written, *turn["messages"]]
@@ -199,14 +196,35 @@ class Conversations(Sampler):
         most = None if self.limits.max_tokens is None else len(sample.prompt.token_ids) + self.limits.max_tokens
         return not talk.ends or (fits and len(talk.ends) < self.limits.max_turns and (most is None or length <= most))
 
-    def _step(self, row: int, talk: Conversation, written: str) -> Call:
+    def _form(self, tools: Tools) -> "Form":
+        """How conversations with these tools are written."""
+        key = json.dumps(tools)
+        if key not in self._forms:
+            dialogue = Dialogue(self._tokenizer, tools, {} if self.chat else {"chat_template": PLAIN})
+            calls = ToolFormat.for_tokenizer(self._tokenizer) if tools else None
+            described = calls is not None and self.chat and not dialogue.shows_tools
+            texts = [self.system, calls.describe(tools) if calls and described else ""]
+            system = [Message(role="system", content="\n\n".join(filter(None, texts)))] if any(texts) else []
+            self._forms[key] = Form(dialogue, tools, calls, system)
+        return self._forms[key]
+
+    def _step(self, row: int, talk: Conversation, form: "Form", written: str) -> Call:
         """The call that gives the environment the last turn, with the calls of tools in what was written."""
-        if self._format is None:
+        if form.calls is None:
             return Call(row, "step", [talk.messages[-1]])
-        found = self._format.find(written, self.environment.tools)
+        found = form.calls.find(written, form.tools)
         talk.num_calls += len(found)
         message = talk.messages[-1] | {"tool_calls": [call._asdict() for call in found]}
         return Call(row, "step", [message], self.limits.seconds * max(1, len(found)))
+
+
+class Form(NamedTuple):
+    """How conversations with the same tools are written."""
+
+    dialogue: Dialogue
+    tools: Tools
+    calls: ToolFormat | None  # None without tools
+    system: list[Message]  # one message, or none
 
 
 class Failure(Exception):

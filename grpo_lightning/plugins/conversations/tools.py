@@ -1,13 +1,16 @@
 """A plain class as an environment, as TRL's `environment_factory` has it: its public methods are tools."""
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MethodType
 from typing import Any
 
 from grpo_lightning.plugins.conversations.base import Environment, Turn
 from grpo_lightning.sandbox.main import awaited, module_of
-from grpo_lightning.types import Message, Question, UsageError
+from grpo_lightning.types import Message, Question, UsageError, require
+
+COLUMN = "environment"  # of a question: the name of its class in a dict of them
 
 
 class ToolEnvironment(Environment):
@@ -18,6 +21,9 @@ class ToolEnvironment(Environment):
     it. `get_reward()`, if there is one, returns the reward of the conversation: see `EnvironmentReward`. Methods may be
     `async`. A tool that raises costs nothing: the policy reads the error.
 
+    A path may also lead to a dict of classes, or of functions that make an instance. Then each question names its own
+    in the column `environment`, and its conversation has only the tools of that one.
+
     Args:
         tools: Import path of the class: `my_tools.Calculator` or `path/to/my_tools.py:Calculator`.
         arguments: Arguments of the class.
@@ -27,42 +33,38 @@ class ToolEnvironment(Environment):
     """
 
     def __init__(self, tools: str, arguments: dict[str, Any] | None = None) -> None:
-        from transformers.utils import get_json_schema  # a worker that imports the package need not wait for it
-
         self.path = tools
         self.arguments = arguments or {}
-        methods = dict(inspect.getmembers(class_at(tools), inspect.isfunction))
-        reset = methods.pop("reset", None)
-        if reset is None:
-            raise UsageError(f"data.environment={tools}: the class has no method `reset`, which begins a conversation")
-        parameters = inspect.signature(reset).parameters
-        self.columns = None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else [*parameters][1:]
-        names = [name for name in methods if not name.startswith("_") and name != "get_reward"]
-        try:
-            self.tools = [get_json_schema(MethodType(methods[name], self)) for name in names]
-        except Exception as error:  # of transformers, of several kinds
-            raise UsageError(
-                f"data.environment={tools}: every tool needs type hints and a docstring with `Args:` ({error})"
-            ) from error
+        self._tools = {name: self._schemas(factory) for name, factory in factories_at(tools).items()}
+        self.tools = [schema for schemas in self._tools.values() for schema in schemas]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Imports the class, once for all processes that are copied from this one."""
         self.__dict__ |= state
-        class_at(self.path)
+        factories_at(self.path)
+
+    def tools_for(self, question: Question) -> Sequence[Mapping[str, Any]]:
+        return self._tools[self._name(question)]
 
     def reset(self, question: Question) -> list[Message]:
         """The question, and what the class adds to it."""
-        self._instance = class_at(self.path)(**self.arguments)
+        name = self._name(question)
+        self._instance = factories_at(self.path)[name](**self.arguments)
         messages = [{"role": "user", "content": question.text}]
         row = {"prompt": messages, "question": question.text, "answer": question.answer} | question.metadata
-        row = {name: value for name, value in row.items() if self.columns is None or name in self.columns}
+        parameters = inspect.signature(self._instance.reset).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            row = {column: row[column] for column in parameters if column in row}
+        elif name is not None:
+            del row[COLUMN]
         added = awaited(self._instance.reset(**row))
         return messages if added is None else [{"role": "user", "content": question.text + str(added)}]
 
     def step(self, message: Message) -> Turn:
         """Makes the calls in the message; the conversation is done if there is none."""
-        turn = Turn(done=not message["tool_calls"])
-        for call in message["tool_calls"]:
+        calls = message.get("tool_calls", [])  # a class without tools is given none
+        turn = Turn(done=not calls)
+        for call in calls:
             name, answer = call.get("name", "tool"), call.get("error")
             turn.num_failed_calls += answer is not None
             try:
@@ -79,10 +81,35 @@ class ToolEnvironment(Environment):
         reward = getattr(self._instance, "get_reward", None)
         return None if reward is None else float(awaited(reward()))
 
+    def _name(self, question: Question) -> str | None:
+        """The name of the question's class in the dict; None where there is only one class."""
+        name = None if None in self._tools else question.metadata.get(COLUMN, "")
+        names = ", ".join(map(str, self._tools))
+        require(
+            name in self._tools, f"data.environment={self.path}: a question has {COLUMN}={name!r}, not one of {names}"
+        )
+        return name
+
+    def _schemas(self, factory: Callable[..., Any]) -> list[dict[str, Any]]:
+        """The JSON schemas of the tools of a class."""
+        from transformers.utils import get_json_schema  # a worker that imports the package need not wait for it
+
+        made = factory if isinstance(factory, type) else type(factory(**self.arguments))
+        methods = dict(inspect.getmembers(made, inspect.isfunction))
+        lacks = f"data.environment={self.path}: {made.__name__} has no method `reset`, which begins a conversation"
+        require("reset" in methods, lacks)
+        names = [name for name in methods if not name.startswith("_") and name not in ("reset", "get_reward")]
+        try:
+            return [get_json_schema(MethodType(methods[name], self)) for name in names]
+        except Exception as error:  # of transformers, of several kinds
+            raise UsageError(
+                f"data.environment={self.path}: every tool needs type hints and a docstring with `Args:` ({error})"
+            ) from error
+
 
 @cache
-def class_at(path: str) -> type:
-    """The class at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`."""
+def factories_at(path: str) -> Mapping[str | None, Callable[..., Any]]:
+    """The class at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`, by None; a dict there as it is."""
     try:
         source, name = module_of(path)
         found = getattr(source, name, None)
@@ -91,6 +118,8 @@ def class_at(path: str) -> type:
             f"data.environment={path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path "
             "such as my_tools.Calculator or path/to/my_tools.py:Calculator"
         ) from error
+    if isinstance(found, dict) and found and all(map(callable, found.values())):
+        return found
     if not isinstance(found, type):
         module, _, name = path.replace(":", ".").rpartition(".")
         raise UsageError(f"data.environment={path}: {module} has no class {name}")
@@ -98,4 +127,4 @@ def class_at(path: str) -> type:
         lacks = ", ".join(sorted(found.__abstractmethods__))
         fix = f"it lacks the method {lacks}" if lacks else "give MODULE.CLASS, without .py"
         raise UsageError(f"data.environment={path}: {found.__name__} is an Environment; {fix}")
-    return found
+    return {None: found}

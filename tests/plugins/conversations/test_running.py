@@ -31,7 +31,8 @@ def talk(policy: Policy) -> Iterator[Callable[..., list[Sample]]]:
         conversations = Conversations(environment, Limits(**{"seconds": 0.5} | limits))
         opened.append(conversations)
         conversations.load(policy.tokenizer)
-        prompts = [Prompt(row, "guess", [9], Question("guess", answer)) for row, answer in enumerate(answers)]
+        asked = [Question("guess", answer, metadata={"environment": answer}) for answer in answers]
+        prompts = [Prompt(row, "guess", [9], question) for row, question in enumerate(asked)]
         return drawn_by(conversations, engine, policy, prompts, Sampling(max_new_tokens=30))
 
     yield talk
@@ -164,10 +165,18 @@ def test_a_class_of_trl_is_called_by_the_policy(policy: Policy, talk: Any) -> No
     assert "and" not in whole(policy, sample)
 
 
-def test_methods_may_be_async_and_state_is_kept(talk: Any) -> None:
+def test_a_dict_as_trl_has_it_gives_each_question_its_class_and_tools(talk: Any) -> None:
+    environment = ToolEnvironment("helpers.guessing.FACTORIES")
     script: Script = lambda request, text: "<tool>1</tool>" if text.count("\n") < 4 else "ok"  # noqa: E731
-    (sample,) = talk(ToolEnvironment("helpers.guessing.AsyncEnv"), script)
-    assert sample.conversation.outcome == 2.0
+    talks = [sample.conversation for sample in talk(environment, script, "4567")]
+    assert [one.outcome for one in talks] == [2.0, 2.0, None, None]  # of a class, an async one, and two without rewards
+    assert [(one.num_calls, one.num_failed_calls) for one in talks] == [(2, 0), (2, 0), (2, 0), (0, 0)]
+    assert talks[2].messages[2]["content"] == "1"
+    assert not any(one.error for one in talks)
+    begun = [one.messages[0]["content"] for one in talks]
+    assert begun == ["guess Start at 0.", "guess", "guess", "guess['answer', 'prompt', 'question']"]
+    with pytest.raises(UsageError, match="FACTORIES: a question has environment='8', not one of 4, 5, 6, 7"):
+        talk(environment, script, "8")
 
 
 def test_an_environment_of_a_function_is_refused(policy: Policy) -> None:
