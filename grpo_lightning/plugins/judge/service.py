@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import monotonic, time
@@ -110,7 +110,7 @@ class Service:
         if not self.cache:
             return []
         Path(self.cache).parent.mkdir(parents=True, exist_ok=True)
-        with self.writing, sqlite3.connect(self.cache, timeout=60) as database:
+        with self.writing, closing(sqlite3.connect(self.cache, timeout=60)) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT)")
             return database.execute(query, values).fetchall()
 

@@ -19,18 +19,21 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def packages() -> Iterator[tuple[str, str]]:
     """Python, this package, and what it can use: the name and the version of each that is installed."""
+    import torch  # --help need not wait for it
+
     yield "python", f"{platform.python_version()}, {platform.platform()}"
     names = [re.split(r"[\[<>=;, ]", line)[0] for line in requires("grpo-lightning") or ()]
     for name in dict.fromkeys(("grpo-lightning", *names, "mlflow", "trackio", "wandb")):
         try:
-            yield name, version(name)
+            # What PyPI says of torch lacks the build.
+            yield name, torch.__version__ if name == "torch" else version(name)
         except PackageNotFoundError:
             continue
 
 
 def hardware() -> Iterator[tuple[str, str]]:
     """The processor, its instruction set as torch uses it, the GPUs, and the settings that decide about threads."""
-    import torch  # --help need not wait for it
+    import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
     yield "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {capability}; torch uses {torch.get_num_threads()}"
