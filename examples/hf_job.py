@@ -25,12 +25,13 @@ def main(repository: str, *options: str) -> None:
     """Fits, exports, uploads; without the right to upload it ends before the training."""
     hub = HfApi()
     hub.create_repo(repository, private=True, exist_ok=True)
-    grpo = [sys.executable, "-m", "grpo_lightning"]
-    with tempfile.TemporaryDirectory() as folder:
-        run, policy = Path(folder, "run"), Path(folder, "policy")
-        subprocess.run([*grpo, "fit", *options, "--trainer.default_root_dir", str(run)], check=True)
-        subprocess.run([*grpo, "export", str(run), "--out", str(policy)], check=True)
-        print(hub.upload_folder(repo_id=repository, folder_path=policy))
+    hub.upload_file(repo_id=repository, path_in_repo="README.md", path_or_fileobj=b"In training.")
+    grpo, folder = [sys.executable, "-m", "grpo_lightning"], Path(tempfile.mkdtemp(prefix="grpo"))
+    print(f"the run and its export are in {folder}, also if the upload fails")
+    run, policy = folder / "run", folder / "policy"
+    subprocess.run([*grpo, "fit", *options, "--trainer.default_root_dir", str(run)], check=True)
+    subprocess.run([*grpo, "export", str(run), "--out", str(policy)], check=True)
+    print(hub.upload_folder(repo_id=repository, folder_path=policy))
 
 
 if __name__ == "__main__":

@@ -111,6 +111,8 @@ class ImportedEnv(OpenEnv):
         answer = requests.post(f"{self.url}/{self.name}/tasks", json={"split": self.split}, timeout=600)
         answer.raise_for_status()
         tasks = answer.json()["tasks"]
+        enough = len(tasks) > 2 * self.num_val
+        require(enough, f"num_val={self.num_val}: {self.name} has {len(tasks)} tasks; give less than half of it")
         bounds = {"val": slice(self.num_val), "train": slice(2 * self.num_val, None)}
         indices = range(len(tasks))[bounds.get(split, slice(self.num_val, 2 * self.num_val))]
         return [

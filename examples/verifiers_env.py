@@ -54,7 +54,7 @@ class VerifiersEnv(Environment, Task):
         held_out = environment.build_eval_dataset()
         if held_out is None:
             held_out, rows = rows[: 2 * self.num_val], rows[2 * self.num_val :]
-        require(bool(rows), f"num_val={self.num_val}: {self.name} has no rows left to train on")
+        require(bool(rows), f"num_val={self.num_val}: {self.name} has no rows left to train on; give less")
         splits = {"train": rows, "val": [*held_out][: self.num_val]}
         chosen = splits.get(split, [*held_out][self.num_val : 2 * self.num_val])
         return [
@@ -70,7 +70,7 @@ class VerifiersEnv(Environment, Task):
         return self._until_asked()
 
     def step(self, message: Message) -> Turn:
-        """Gives the turn to the rollout. Calls that cannot be read are answered here."""
+        """Gives the turn to the rollout. One with a call that cannot be read is answered here, and none is made."""
         calls = message.get("tool_calls", [])
         if errors := [call["error"] for call in calls if "error" in call]:
             answers = [{"role": "tool", "name": "tool", "content": error} for error in errors]

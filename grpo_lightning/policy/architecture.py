@@ -107,7 +107,7 @@ class Head:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., V] float32 logits."""
-        if not torch.is_autocast_enabled(hidden.device.type):
+        if not torch.is_autocast_enabled(hidden.device.type) and not isinstance(self.embedding, Float32Linear):
             hidden = hidden.to(self.embedding.weight.dtype)  # Mamba's residuals are float32 whatever its weights.
         logits: Tensor = self.embedding(hidden).float()
         if self.scale != 1:

@@ -124,23 +124,29 @@ class Compute:
 
     def _try_attention(self, model: PreTrainedModel, trunk: nn.Module) -> str:
         """Switches `model` to the attention. Returns what is wrong with it, forward or backward; empty if it works."""
-        device = next(model.parameters()).device
+        device, before = next(model.parameters()).device, model.config._attn_implementation
         flash = "flash" in self.attention
         if flash and device.type == "cpu":  # Sharded weights are loaded there, and flash attention is not.
             model.set_attn_implementation(self.attention)
             return ""
         rollouts = TRIAL.to(device)
         layout = PaddedRows.from_rollouts(rollouts)
-        trained = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
-        small = min(trained[:8], key=Tensor.numel, default=None)  # of the first layer, behind all attention
-        found = []
-        # Flash attention takes no float32.
-        with evaluating(model), torch.autocast(device.type, torch.bfloat16, enabled=flash), torch.enable_grad():
-            for name in (model.config._attn_implementation, self.attention):
-                model.set_attn_implementation(name)
-                hidden = self.hidden(trunk, rollouts, layout)
-                total = (hidden * torch.linspace(-1, 1, hidden.shape[-1], device=device)).sum()
-                found += [[hidden.detach(), *(() if small is None else torch.autograd.grad(total, small))]]
+        found, embedded = [], list[Tensor]()  # a gradient there has passed all attention, adapter or not
+        hook = model.get_input_embeddings().register_forward_hook(
+            lambda module, args, output: embedded.append(output.requires_grad_())
+        )
+        try:
+            # Flash attention takes no float32.
+            with evaluating(model), torch.autocast(device.type, torch.bfloat16, enabled=flash), torch.enable_grad():
+                for name in (before, self.attention):
+                    model.set_attn_implementation(name)
+                    hidden = self.hidden(trunk, rollouts, layout)
+                    total = (hidden * torch.linspace(-1, 1, hidden.shape[-1], device=device)).sum()
+                    found += [[hidden.detach(), *torch.autograd.grad(total, embedded[-1])]]
+        finally:
+            hook.remove()
+        if model.config._attn_implementation == before:
+            return "its attention cannot be exchanged"
         tolerance = 0.05 if flash or model.dtype != torch.float32 else 1e-3
         off = max(float((new - old).norm() / old.norm().clamp(min=1e-6)) for old, new in zip(*found, strict=True))
         return "" if off <= tolerance else f"its states or gradients would be off by {off:.2g} of their norm"

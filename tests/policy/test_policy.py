@@ -26,9 +26,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from grpo_lightning import Policy, Rollouts, UsageError
+from grpo_lightning import LoRA, Policy, Rollouts, UsageError
 from grpo_lightning.policy import policy as policy_module
-from grpo_lightning.policy.architecture import Head
+from grpo_lightning.policy.architecture import Head, compute_head_in_float32
 
 LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]
 GPT2_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -215,19 +215,31 @@ class TestAttention:
         load(path, attention="flash_attention_2", **{"share_prefix": False} if len(COMPUTES) > 1 else {})
         assert asked == ["flash_attention_2"]
 
-    @pytest.mark.parametrize(
-        ("scale", "fault"), [(1.0, None), (1.1, "be off by 0"), (0.0, "no gradient for its query")]
-    )
-    def test_a_registered_name_is_taken_if_it_computes_the_same(self, tmp_path, scale, fault):
-        def attend(*args: Any, scaling: float, **kwargs: Any) -> Any:
-            if not scale:
-                raise RuntimeError("no gradient for its query")
-            return sdpa_attention_forward(*args, scaling=scaling * scale, **kwargs)
+    @pytest.mark.parametrize("adapter", [None, LoRA(rank=2)], ids=["weights", "lora"])
+    @pytest.mark.parametrize(("shape", "wrong", "fault"), [
+        ("llama", "nothing", None), ("gpt2", "nothing", None), ("llama", "forward", "be off by"),
+        ("llama", "backward", "be off by"), ("gpt2", "backward", "be off by"), ("bloom", "nothing", "exchanged"),
+    ])  # fmt: skip
+    def test_a_registered_name_is_taken_if_it_computes_the_same(self, tmp_path, shape, wrong, fault, adapter):
+        def attend(module: Any, query: Tensor, *args: Any, scaling: float, **kwargs: Any) -> Any:
+            if wrong == "backward" and query.requires_grad:
+                query.register_hook(lambda gradient: 3 * gradient)
+            scaling *= 1.1 if wrong == "forward" else 1
+            return sdpa_attention_forward(module, query, *args, scaling=scaling, **kwargs)
 
         AttentionInterface.register("own", attend)
         AttentionMaskInterface.register("own", sdpa_mask)
+        families.save(shape, str(tmp_path))
         with pytest.raises(UsageError, match=f"^policy.compute.attention=own: .*{fault}") if fault else nullcontext():
-            assert load(save(tmp_path, "llama"), attention="own").model.config._attn_implementation == "own"
+            policy = load(str(tmp_path), attention="own", adapter=adapter)
+            assert policy.model.config._attn_implementation == "own"
+
+
+def test_a_head_that_is_no_plain_layer_has_no_float32_form():
+    model = model_of("llama")
+    model.set_output_embeddings(torch.nn.Identity())
+    with pytest.raises(UsageError, match=r"^float32_head=true: the head of LlamaForCausalLM is a Identity; leave it"):
+        compute_head_in_float32(model, "float32_head")
 
 
 @pytest.mark.parametrize("compute", COMPUTES)

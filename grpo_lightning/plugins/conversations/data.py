@@ -25,8 +25,8 @@ class PromptDataModule(TaskData):
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all. 0,
             with `validations`, leaves them alone.
         environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
-            path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
-            is an `Environment` too; else there is one turn.
+            path of a class whose methods are tools, such as `my_tools.Calculator`, or of a dict of them. By default it
+            is the task, if that is an `Environment` too; else there is one turn.
         limits: Of a conversation with the environment.
         validations: Validations beside that on the task's own questions, by name.
     """
@@ -87,7 +87,10 @@ class PromptDataModule(TaskData):
 
     def render(self, question: Question) -> str:
         """The text that the model sees; with an environment, that of the question alone."""
-        return super().render(question) if self.conversations is None else self.in_template(question)
+        if self.conversations is None:
+            return super().render(question)
+        self.conversations.environment.tools_for(question)  # refuses one that names no class
+        return self.in_template(question)
 
     def prompt(self, question: Question, id: int) -> Prompt:
         """The question as a prompt; with an environment, the conversation begins with its own tokens."""

@@ -85,9 +85,8 @@ class ToolEnvironment(Environment):
         """The name of the question's class in the dict; None where there is only one class."""
         name = None if None in self._tools else question.metadata.get(COLUMN, "")
         names = ", ".join(map(str, self._tools))
-        require(
-            name in self._tools, f"data.environment={self.path}: a question has {COLUMN}={name!r}, not one of {names}"
-        )
+        row = f"data.environment={self.path}: question {question.source} has {COLUMN}={name!r}"
+        require(name in self._tools, f"{row}; give each row a column `{COLUMN}` with one of {names}")
         return name
 
     def _schemas(self, factory: Callable[..., Any]) -> list[dict[str, Any]]:
@@ -118,7 +117,9 @@ def factories_at(path: str) -> Mapping[str | None, Callable[..., Any]]:
             f"data.environment={path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path "
             "such as my_tools.Calculator or path/to/my_tools.py:Calculator"
         ) from error
-    if isinstance(found, dict) and found and all(map(callable, found.values())):
+    if isinstance(found, dict):
+        are_classes = bool(found) and all(map(callable, found.values()))
+        require(are_classes, f"data.environment={path}: give a dict of classes, or of functions that make an instance")
         return found
     if not isinstance(found, type):
         module, _, name = path.replace(":", ".").rpartition(".")

@@ -49,7 +49,7 @@ class Teacher(FrozenCopy):
         """Reads the weights, once; log-probs are computed as the policy computes them."""
         if not self.exists:
             self.check(policy)
-            self.policy.compute = copy.deepcopy(policy.compute)
+            self.policy.compute, self.policy.float32_head = copy.deepcopy(policy.compute), policy.float32_head
             self.policy.load()
             self.policy.requires_grad_(False).eval()
 

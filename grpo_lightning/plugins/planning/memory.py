@@ -289,13 +289,14 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Pol
         own = ATTENTION if isinstance(compute, Fast) else "sdpa"
         attention = "eager" if compute.attention == "eager" else own
         if isinstance(compute, Fast):
-            compute.shares_prefix = compute.share_prefix and attention == own and has_full_attention(policy.config)
+            shares = compute.share_prefix and compute.attention == "sdpa"
+            compute.shares_prefix = shares and has_full_attention(policy.config)
     with torch.device("meta"):
         fake.model = AutoModelForCausalLM.from_config(
             copy.deepcopy(policy.config),
             dtype=dtype,
-            # flash_attention_2 cannot be made without a GPU; it holds what sdpa's fused kernels hold.
-            attn_implementation=ATTENTION if attention.startswith("flash") else attention,
+            # Flash attention cannot be made without a GPU; it holds what sdpa's fused kernels hold.
+            attn_implementation=ATTENTION if "flash" in attention else attention,
             trust_remote_code=policy.trust_remote_code,
         )
         fake.prepare(fake.model)

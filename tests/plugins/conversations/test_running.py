@@ -175,7 +175,7 @@ def test_a_dict_as_trl_has_it_gives_each_question_its_class_and_tools(talk: Any)
     assert not any(one.error for one in talks)
     begun = [one.messages[0]["content"] for one in talks]
     assert begun == ["guess Start at 0.", "guess", "guess", "guess['answer', 'prompt', 'question']"]
-    with pytest.raises(UsageError, match="FACTORIES: a question has environment='8', not one of 4, 5, 6, 7"):
+    with pytest.raises(UsageError, match=r"FACTORIES: question .* has environment='8'; give .* one of 4, 5, 6, 7"):
         talk(environment, script, "8")
 
 

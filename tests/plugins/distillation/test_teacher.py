@@ -55,6 +55,14 @@ def test_its_log_probs_are_those_of_the_model_in_the_folder(folder: str, adapter
     assert close.dtype == torch.float32 and 0 < float((close - expected).abs().max()) < 0.5
 
 
+def test_a_teacher_of_the_policys_folder_is_the_policy_with_a_float32_head_too(folder: str) -> None:
+    policy, teacher = Policy(folder, "bfloat16", float32_head=True), Teacher(folder, "bfloat16")
+    policy.load()
+    teacher.refresh(policy)
+    with torch.no_grad():
+        assert teacher(policy, ROLLOUTS).equal(policy(ROLLOUTS).logp)
+
+
 def test_it_is_in_no_state_dict_and_stays_when_one_is_loaded(folder: str) -> None:
     policy, teacher = policy_of(), Teacher(folder)
     teacher.refresh(policy)

@@ -157,6 +157,12 @@ HELD: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "kernels-community/flash-attn2"])
+def test_prompts_are_shared_under_sdpa_alone(attention: str) -> None:
+    policy = Policy("grpo_lightning:tiny_policy", compute=Fast(attention=attention))
+    assert without_numbers(policy, torch.float32, "cpu").compute.shares_prefix is (attention == "sdpa")
+
+
 @pytest.mark.parametrize(("shape", "settings", "autocasts"), HELD)
 def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict[str, Any], autocasts: bool) -> None:
     with LiveBytes() as live:
@@ -165,7 +171,10 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
         del first, second
     assert (live.live, live.peak) == (0, 800)
     policy = policy_of(shape)
-    vars(policy).update(settings)
+    for name, value in settings.items():
+        owner = policy if hasattr(policy, name) else policy.compute
+        assert hasattr(owner, name)
+        setattr(owner, name, value)
     policy.prepare(policy.model)
     fake = without_numbers(policy, torch.float32, "cpu")
     for backward in (True, False):
