@@ -117,10 +117,8 @@ class Compute:
         except Exception as error:  # Kernels raise what they like.
             fault = first_line(error)
         if fault:
-            raise UsageError(
-                f"policy.compute.attention={self.attention}: {type(model).__name__} cannot use it here ({fault}); use "
-                "policy.compute.attention=sdpa"
-            )
+            key, name = "model.policy.compute.attention", type(model).__name__
+            raise UsageError(f"{key}={self.attention}: {name} cannot use it here ({fault}); use {key}=sdpa")
 
     def _try_attention(self, model: PreTrainedModel, trunk: nn.Module) -> str:
         """Switches `model` to the attention. Returns what is wrong with it, forward or backward; empty if it works."""

@@ -191,7 +191,7 @@ class TestAttention:
 
     def test_flash_attention_without_its_package_is_refused_with_the_way_out(self, tmp_path):
         with pytest.raises(
-            UsageError, match=r"^policy\.compute\.attention=flash_attention_2: LlamaForCausalLM cannot use it"
+            UsageError, match=r"^model\.policy\.compute\.attention=flash_attention_2: LlamaForCausalLM cannot use it"
         ):
             load(save(tmp_path, "llama"), attention="flash_attention_2")
 
@@ -230,7 +230,11 @@ class TestAttention:
         AttentionInterface.register("own", attend)
         AttentionMaskInterface.register("own", sdpa_mask)
         families.save(shape, str(tmp_path))
-        with pytest.raises(UsageError, match=f"^policy.compute.attention=own: .*{fault}") if fault else nullcontext():
+        with (
+            pytest.raises(UsageError, match=f"^model.policy.compute.attention=own: .*{fault}")
+            if fault
+            else nullcontext()
+        ):
             policy = load(str(tmp_path), attention="own", adapter=adapter)
             assert policy.model.config._attn_implementation == "own"
 

@@ -1,6 +1,7 @@
 """`grpo init`: a project to begin with."""
 
 import argparse
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "policy is installed with grpo_lightning, so that it trains within seconds, on a CPU and without a network.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make")
-    folder: Path = parser.parse_args(args).folder
+    folder = Path(os.path.normpath(parser.parse_args(args).folder))  # NEW/../OLD is OLD, also while there is no NEW
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free, f"{folder}: something is there already. Give a folder that does not exist")
     try:

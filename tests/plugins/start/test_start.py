@@ -44,7 +44,8 @@ def test_the_project_runs_as_its_readme_says(
     assert 0.1 < first < last  # a third of the answers is right, less 0.01 per token
     assert min(found["val/greedy"].values()) > 0.9
     assert answer(["inspect", "runs/first"]) == 0 and answer(["export", "runs/first", "--out=model"]) == 0
-    assert answer(["init", "."]) == 2
+    assert answer(["init", "nowhere/../../mine"]) == answer(["init", "."]) == 2
+    assert not Path("nowhere").exists()
     assert ".: something is there already" in capsys.readouterr().err
 
 
