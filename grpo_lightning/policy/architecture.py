@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,14 @@ def compute_head_in_float32(model: PreTrainedModel, key: str) -> None:
     head.__class__ = Float32Linear
 
 
+def head_dtype(layer: Any) -> torch.dtype:
+    """The type that a head multiplies in: float32, that of autocast where it is on, or that of its weights."""
+    if isinstance(layer, Float32Linear):
+        return torch.float32
+    device = layer.weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else layer.weight.dtype
+
+
 class Head:
     """The output embedding of a causal LM, and what its class does to the logits afterwards."""
 
@@ -107,9 +116,8 @@ class Head:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., V] float32 logits."""
-        if not torch.is_autocast_enabled(hidden.device.type) and not isinstance(self.embedding, Float32Linear):
-            hidden = hidden.to(self.embedding.weight.dtype)  # Mamba's residuals are float32 whatever its weights.
-        logits: Tensor = self.embedding(hidden).float()
+        # Mamba's residuals are float32 whatever its weights.
+        logits: Tensor = self.embedding(hidden.to(head_dtype(self.embedding))).float()
         if self.scale != 1:
             logits = logits * self._factor / self._divisor
         for cap in self.soft_caps:

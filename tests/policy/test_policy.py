@@ -15,6 +15,7 @@ from helpers.tiny import (
     gradients,
     model_of,
     policy_of,
+    read_policy,
     rollouts_of,
     rows_of,
     teacher_forced,
@@ -249,8 +250,7 @@ def test_a_head_that_is_no_plain_layer_has_no_float32_form():
 @pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("float32", True)])
 def test_a_float32_head_multiplies_16_bit_states_in_float32(tmp_path, compute, dtype, autocast):
-    policy = Policy(save(tmp_path, "llama"), dtype=dtype, float32_head=True, compute=compute())
-    policy.load()
+    policy = read_policy(save(tmp_path, "llama"), dtype=dtype, float32_head=True, compute=compute())
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         hidden = policy.compute.hidden(policy.trunk, rollouts, policy.compute.layout(rollouts)).detach()

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from grpo_lightning.plugins.fast import products
 from grpo_lightning.plugins.fast.products import OneDNNLinear, product
-from grpo_lightning.policy.architecture import Float32Linear
+from grpo_lightning.policy.architecture import head_dtype
 
 KEPT_ELEMENTS = 2**27  # logits kept for the backward pass: 512 MiB of float32
 MAX_ROWS = 4096  # tokens worked on at once, so that a block is never narrow
@@ -201,12 +201,10 @@ def token_logp(
     worked on at once, by default that of the device.
     """
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
-    dtype = torch.float32 if isinstance(head, Float32Linear) else dtype
     trained = any(tensor.requires_grad for tensor in (hidden, head.weight, head.bias) if tensor is not None)
     how = BlockedHead(
         scale=scale,
-        dtype=dtype,
+        dtype=head_dtype(head),
         num_top=num_top,
         keeps=trained and torch.is_grad_enabled(),
         entropy_gradient=entropy_gradient,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.fitting import Digits, sgd
-from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
+from helpers.tiny import model_of, policy_of, read_policy, rollouts_of, tokenizer
 from torch import nn
 
 from grpo_lightning.grpo.loop import GRPOLoop
@@ -56,8 +56,7 @@ def test_its_log_probs_are_those_of_the_model_in_the_folder(folder: str, adapter
 
 
 def test_a_teacher_of_the_policys_folder_is_the_policy_with_a_float32_head_too(folder: str) -> None:
-    policy, teacher = Policy(folder, "bfloat16", float32_head=True), Teacher(folder, "bfloat16")
-    policy.load()
+    policy, teacher = read_policy(folder, dtype="bfloat16", float32_head=True), Teacher(folder, "bfloat16")
     teacher.refresh(policy)
     with torch.no_grad():
         assert teacher(policy, ROLLOUTS).equal(policy(ROLLOUTS).logp)
