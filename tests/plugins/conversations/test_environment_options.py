@@ -66,6 +66,11 @@ class NoReset:
 class NoHints(Tool):
     def double(self, step):
         return 2 * step
+
+
+class NoDocs(Tool):
+    def double(self, step: int) -> int:
+        return 2 * step
 '''
 
 
@@ -111,7 +116,8 @@ MISTAKES = table("""
 --data.environment=3 => data.environment=3
 --data.environment=mine.NoReset => mine.NoReset | no method `reset`
 --data.environment=mine.NoStep => mine.NoStep | lacks the method step
---data.environment=mine.NoHints => mine.NoHints | type hints | docstring | double
+--data.environment=mine.NoHints => mine.NoHints | type hints | double
+--data.environment=mine.NoDocs => mine.NoDocs | docstring | double
 --data.environment=mine.Game --data.environment.turn=3 => data.environment.turn | Did you mean turns?
 --data.environment=mine.Game --data.environment.turns=few => data.environment.turns=few | whole number
 --data.environment=mine.Tool --data.limits.max_turns=0 => data.limits.max_turns=0 | 1 or more
