@@ -1,8 +1,8 @@
-"""Algorithm 1 of DeepSeekMath (arXiv 2402.03300) as a callback: explore, then mu passes over the rollouts.
+"""Algorithm 1 of DeepSeekMath (arXiv 2402.03300) as a Lightning callback.
 
-One Lightning epoch is one exploration step, one Lightning batch is one optimizer update: Lightning takes the
-minibatches of the step from the train loader, and calls `GRPOModule.training_step`, which calls `update`. The numbers
-in the comments are the algorithm's lines.
+One Lightning epoch is one exploration step, and one Lightning batch is one optimizer update. The callback explores
+and prepares when an epoch starts. Lightning then takes the step's minibatches from the train loader and calls
+`GRPOModule.training_step` for each, which calls `update`. Numbers in comments are the algorithm's lines.
 """
 
 from time import perf_counter
@@ -24,7 +24,8 @@ from grpo_lightning.types import at_least
 class GRPOLoop(Callback):
     """The loop of GRPO. `trainer.max_epochs` is the number of exploration steps.
 
-    `validate_first` does not affect the result, and `max_tokens` only memory, speed and rounding. All others do.
+    `validate_first` does not affect what is learned; `max_tokens` affects only memory, speed and rounding. All other
+    arguments change the result.
 
     Args:
         group_size: G, completions per prompt.
@@ -32,13 +33,15 @@ class GRPOLoop(Callback):
         mu: μ, optimisation passes over the rollouts of one step.
         num_minibatches: Optimizer updates per pass. Each takes an equal part of the prompts; groups stay whole.
         steps_per_iteration: M, steps after which an iteration ends and the reference is refreshed. None: never.
-        stop: When to leave the passes before all μ are done.
-        dynamic_sampling: Draw more prompts until enough groups have rewards that differ. None takes the first drawn.
+        stop: Rule that ends the passes before all μ are done.
+        dynamic_sampling: Sample further prompts until enough groups have rewards that differ. None takes the first
+            prompts as they are.
         source: Where the rollouts come from; by default they are sampled when a step begins.
-        validate_first: Validate before the first step too, so that a curve has its beginning. A resumed run does not
-            repeat it, and a trial with `trainer.fast_dev_run` leaves it out.
-        max_tokens: Tokens in one forward and backward: prompts, completions and padding. 0 takes the minibatch whole.
-        seed: Seed of the random numbers that completions are drawn with.
+        validate_first: Validate before the first step too, so that curves start at the untrained policy. Resumed runs
+            and runs with `trainer.fast_dev_run` do not.
+        max_tokens: Tokens in one forward and backward: prompts, completions and padding. 0 sets no limit: a minibatch
+            is one micro-batch.
+        seed: Seed of the random numbers that completions are sampled with.
     """
 
     def __init__(
@@ -55,27 +58,36 @@ class GRPOLoop(Callback):
         max_tokens: int = 16384,
         seed: int = 0,
     ) -> None:
-        self.group_size, self.prompts_per_step = group_size, prompts_per_step
-        self.mu, self.num_minibatches, self.steps_per_iteration = mu, num_minibatches, steps_per_iteration
-        self.stop, self.dynamic_sampling = stop or FixedPasses(), dynamic_sampling
+        self.group_size = group_size
+        self.prompts_per_step = prompts_per_step
+        self.mu = mu
+        self.num_minibatches = num_minibatches
+        self.steps_per_iteration = steps_per_iteration
+        self.stop = stop or FixedPasses()
+        self.dynamic_sampling = dynamic_sampling
         self.source = source or Synchronous()
-        self.validate_first, self.max_tokens, self.seed = validate_first, max_tokens, seed
+        self.validate_first = validate_first
+        self.max_tokens = max_tokens
+        self.seed = seed
         for name in ("group_size", "prompts_per_step", "mu", "num_minibatches", "steps_per_iteration"):
             at_least(f"loop.{name}", getattr(self, name), 1)
         at_least("loop.max_tokens", max_tokens, 0)
-        self.observers: list[Observer] = []  # the trainer's data and callbacks that are told how the steps go
-        self.step: Step | None = None  # the step under way, and the last one until the next begins
-        self._resumes = False
+
+        self.observers: list[Observer] = []
+        """The datamodule and the callbacks that follow the exploration steps; `setup` collects them."""
+        self.step: Step | None = None
+        """The current exploration step. It stays here after its end, until the next step begins."""
+        self._is_resuming = False
 
     @staticmethod
     def find(trainer: L.Trainer) -> "GRPOLoop":
-        """The loop among the trainer's callbacks."""
+        """Returns the loop among the trainer's callbacks."""
         callbacks: list[Callback] = getattr(trainer, "callbacks", [])
         return next(callback for callback in callbacks if isinstance(callback, GRPOLoop))
 
     @property
     def current_step(self) -> Step:
-        """The step under way, where there is one."""
+        """The current exploration step; an error before the first one."""
         assert self.step is not None
         return self.step
 
@@ -85,39 +97,62 @@ class GRPOLoop(Callback):
         return self.mu * self.num_minibatches
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Connects source and observers with the run, and the updates with Lightning's train loader."""
+        """Connects the source and the observers to the run, and the minibatches to Lightning's train loader."""
         if stage != "fit":
             return
-        data: Any = getattr(trainer, "datamodule", None)
-        pl_module.connect(data)
-        self.observers[:] = [one for one in (data, *trainer.callbacks) if isinstance(one, Observer)]
-        parts, sizes = pl_module.parts, (self.prompts_per_step, self.group_size, self.seed)
-        data.train_loader = Minibatches(lambda: self.current_step, parts.policy, self.mu, self.num_minibatches)
-        inputs = (parts.policy, parts.explorer, data, parts.sampling, *sizes, self.dynamic_sampling, self.observers)
-        self.source.setup(SourceInputs(*inputs))
+        datamodule: Any = getattr(trainer, "datamodule", None)
+        pl_module.connect(datamodule)
+        policy = pl_module.parts.policy
+        candidates = (datamodule, *trainer.callbacks)
+        self.observers[:] = [candidate for candidate in candidates if isinstance(candidate, Observer)]
+        datamodule.train_loader = Minibatches(lambda: self.current_step, policy, self.mu, self.num_minibatches)
+        self.source.setup(
+            SourceInputs(
+                policy=policy,
+                explorer=pl_module.parts.explorer,
+                data=datamodule,
+                sampling=pl_module.parts.sampling,
+                prompts_per_step=self.prompts_per_step,
+                group_size=self.group_size,
+                seed=self.seed,
+                dynamic_sampling=self.dynamic_sampling,
+                observers=self.observers,
+            )
+        )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Begins step `current_epoch` (line 4): explores, and prepares the updates, which Lightning then asks for."""
-        parts, index, self.step, started = pl_module.parts, trainer.current_epoch, None, perf_counter()
-        policy, reference = parts.policy, parts.reference
-        # Whatever draws from the global generators (dropout, a user's reward) draws the same after a resume.
-        ranks.seed(self.seed, index)
+        """Runs lines 2 to 9: samples and scores the completions of a step, and prepares its updates."""
+        started = perf_counter()
+        step_index = trainer.current_epoch
+        policy = pl_module.parts.policy
+        reference = pl_module.parts.reference
+
+        # The last step is released before the next one takes memory.
+        self.step = None
+        # Reseed, so that dropout and user rewards repeat after a resume.
+        ranks.seed(self.seed, step_index)
+
         with pl_module.evaluating():
-            # 2-3: an iteration begins
-            if reference is not None and self.steps_per_iteration and index % self.steps_per_iteration == 0:
+            # 2-3: in the first step of an iteration π_ref becomes π_θ.
+            if reference is not None and self.steps_per_iteration and step_index % self.steps_per_iteration == 0:
                 reference.refresh(policy)
-            # 6: π_old becomes π_θ; by default it keeps log-probs alone, found below
-            parts.old_policy.refresh(policy)
-            # 5, 7, 8: sample a batch D_b and G outputs of each, compute rewards
-            exploration = self.source.next(index)
-            # The oldest version of all ranks is that of each: they must take the same path.
+
+            # 6: π_old becomes π_θ. By default nothing is copied: π_old is known by the log-probs of `prepare`.
+            pl_module.parts.old_policy.refresh(policy)
+
+            # 5, 7, 8: take a batch of questions, sample G outputs of each, and compute their rewards.
+            exploration = self.source.next(step_index)
+            # All ranks must take the same path from here, so the oldest version of any rank counts for all.
             exploration.policy_version = min(ranks.gather(exploration.policy_version))
             explored = perf_counter()
-            # 9: compute advantages; and what 11 needs: weights, packs, log-probs
-            rollouts, packs = prepare(parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
+
+            # 9: compute the advantages, and what line 11 needs: token weights, micro-batches, log-probs.
+            rollouts, packs = prepare(pl_module.parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
             exploration.rollouts = rollouts
             exploration.seconds["logp"] = perf_counter() - explored
-        passes = Passes(self.stop, self.num_minibatches)  # 10: for GRPO iteration = 1, ..., μ, unless a rule stops it
+
+        # 10: for GRPO iteration = 1, ..., μ, unless the stop rule ends the passes earlier.
+        passes = Passes(self.stop, self.num_minibatches)
         self.step = Step(exploration, packs, passes, started, prepared=perf_counter())
         for observer in self.observers:
             observer.prepared(self.step)
@@ -125,15 +160,16 @@ class GRPOLoop(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Minibatch, batch_idx: int
     ) -> None:
-        """Tells the observers after the last update, before Lightning validates."""
+        """Calls the observers after the last update of a step, before Lightning validates."""
         self.current_step.updated = perf_counter()
         if batch_idx == self.updates_per_step - 1:
             for observer in self.observers:
                 observer.updated(self.current_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # 12: update the reward models
-        step, scorer = self.current_step, pl_module.parts.explorer.scorer
+        """Runs line 12: lets the reward models learn from the step."""
+        step = self.current_step
+        scorer = pl_module.parts.explorer.scorer
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
         step.learned = scorer.learn(step.exploration.samples, step.exploration.scores, iteration_ends)
 
@@ -141,10 +177,13 @@ class GRPOLoop(Callback):
         return {"source": self.source.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores it, where the run is resumed."""
-        if self._resumes:
+        """Restores the source when a run is resumed."""
+        if self._is_resuming:
             self.source.load_state_dict(state_dict["source"])
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Notes that the run is resumed. `validate` and its kin load callbacks too; a fit after them starts anew."""
-        self._resumes = trainer.state.fn == TrainerFn.FITTING
+        """Notes whether the checkpoint resumes a run.
+
+        Lightning restores callbacks for `validate`, `test` and `predict` too. A fit after these must start anew.
+        """
+        self._is_resuming = trainer.state.fn == TrainerFn.FITTING

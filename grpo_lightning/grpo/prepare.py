@@ -1,8 +1,9 @@
-"""Line 9 and what the updates need: weights, packs, log-probs and advantages of a step's rollouts.
+"""Line 9 of Algorithm 1, and what the updates of line 11 need: token weights, micro-batches, and log-probs.
 
-The packs of the updates are cut first, and log π_old is computed on those very packs. In bfloat16 a log-prob depends on
-what else is in its pack, and a ratio should be 1 while nothing has been learned. Rollouts stay on the CPU; packs go to
-the device. Every rank makes as many forwards as the others.
+The micro-batches are cut first, and log π_old is computed on the very micro-batches that the updates use. In bfloat16 a
+log-prob depends on what else is in its micro-batch, and the ratio must be 1 while nothing has been learned.
+
+Rollouts stay on the CPU, and micro-batches are on the device of the policy. All ranks make the same number of forwards.
 """
 
 import torch
@@ -20,78 +21,141 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
 from grpo_lightning.policy.old_logp import old_policy_logp
 from grpo_lightning.policy.packer import Packer, Rows
+from grpo_lightning.policy.policy import Policy
 
 
 def prepare(
     parts: Parts, exploration: Exploration, num_minibatches: int, mu: int, max_tokens: int
 ) -> tuple[Rollouts, list[list[Pack]]]:
-    """The rollouts with all columns that the updates read, and the packs of each minibatch on the policy's device."""
-    rollouts, policy, objective = exploration.rollouts, parts.policy, parts.objective
-    is_late = exploration.policy_version != policy.version
+    """Computes every column that the updates read, and cuts each minibatch into micro-batches.
+
+    Every rank must call it. Rows without a gradient are left out, if the advantage alone tells which these are.
+
+    Args:
+        parts: The policy, the objective and the other parts of the run.
+        exploration: The completions of the step and their rewards.
+        num_minibatches: Optimizer updates per pass.
+        mu: Passes over the rollouts.
+        max_tokens: Tokens per micro-batch; 0 sets no limit.
+
+    Returns:
+        The rollouts with all columns, and the micro-batches of each minibatch.
+    """
+    objective = parts.objective
+    rollouts = exploration.rollouts
+    is_late = exploration.policy_version != parts.policy.version
     check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)
-    packer = Packer(policy, max_tokens, rollouts.temperature)
+    packer = Packer(parts.policy, max_tokens, rollouts.temperature)
+
+    # What needs no log-probs: entropy ranks, usually Â, and the factors of the masks, which may read the other two.
+    advantage_reads_logp = objective.reward_kl is not None or bool(parts.advantage.reads)
     if any(mask.reads_entropy for mask in objective.masks):
         rollouts = rollouts.with_columns({ENTROPY_RANK: packer.entropy_rank(rollouts)})
-    logp_first = objective.reward_kl is not None or bool(parts.advantage.reads)  # Â needs log-probs
-    if not logp_first:
+    if not advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     for mask in objective.masks:
         rollouts = rollouts.with_columns(mask.prepare(rollouts))
-    minibatch = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
-    drops_rows = objective.learns_from_advantage_alone and not logp_first
-    weight, cut = cut_minibatches(parts, rollouts, packer, minibatch, num_minibatches, drops_rows)
-    first = logp_first or objective.surrogate.reads_old_logp or objective.correction.reads_old_logp
+
+    # The weight of each token, and the rows of each micro-batch.
+    drops_rows = objective.learns_from_advantage_alone and not advantage_reads_logp
+    minibatch_of_row = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
+    weight, rows_of_packs = cut_minibatches(parts, rollouts, packer, minibatch_of_row, num_minibatches, drops_rows)
+
+    # log π_old: recorded by the sampler, computed here, or left to the first update, whose forward has it anyway.
+    surrogate, correction = objective.surrogate, objective.correction
+    needed_first = advantage_reads_logp or surrogate.reads_old_logp or correction.reads_old_logp
     one_update = num_minibatches == mu == 1
-    old_logp, unknown = old_policy_logp(parts.old_policy, first, rollouts, packer, cut, is_late, one_update)
+    old_logp, num_unknown = old_policy_logp(
+        parts.old_policy, needed_first, rollouts, packer, rows_of_packs, is_late, one_update
+    )
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
+
+    # log π_ref, where something reads it per token. Updates compute whole distributions of π_ref by themselves.
     if (reference := parts.reference) is not None:
-        reference.begin(policy, exploration.samples)
-    if reference is not None and (logp_first or not objective.kl.reads_distributions):
-        every = [rows for packs in cut for rows in packs]
-        ref_logp = packer.per_token(rollouts, every, lambda pack: reference(policy, pack))
-        rollouts = rollouts.with_columns({"ref_logp": ref_logp})
-    if logp_first:
+        reference.begin(parts.policy, exploration.samples)
+        if advantage_reads_logp or not objective.kl.reads_distributions:
+            all_packs = [rows for minibatch in rows_of_packs for rows in minibatch]
+            ref_logp = packer.per_token(rollouts, all_packs, lambda pack: reference(parts.policy, pack))
+            rollouts = rollouts.with_columns({"ref_logp": ref_logp})
+
+    # What needs log-probs: Â otherwise, and the columns of surrogate and correction.
+    if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
-    # An idle pack needs every column that any rank has.
-    names = {name for own in ranks.gather({*rollouts.columns}) for name in own}
-    idle = packer.idle.with_columns(dict.fromkeys(names, torch.zeros(1, dtype=torch.float32, device=policy.device)))
-    packs = []
-    for index, minibatch_rows in enumerate(cut):
-        chosen = [rollouts.select(rows).to(policy.device) for rows in minibatch_rows]
-        if index < unknown:
-            chosen = [pack.with_columns({"old_logp": None}) for pack in chosen]
-        num_idle = max(1, *ranks.gather(len(chosen))) - len(chosen)
-        packs.append([Pack(pack) for pack in [*chosen, *[idle] * num_idle]])
-    return rollouts, packs
+    return rollouts, packs_on_device(parts.policy, rollouts, packer, rows_of_packs, num_unknown)
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
-    """[N] line 9: Â of every token, from the rewards of all ranks, with a KL penalty if there is one."""
+    """[N] Â of every token (line 9), from rewards that include the KL penalty where there is one."""
     rewards.columns = {name: rollouts.columns[name] for name in parts.advantage.reads}
     if (penalty := parts.objective.reward_kl) is not None:
         rewards = penalty(rewards, rollouts)
-    everyone = ranks.gather(rewards)
-    tokens = [int(batch.lengths.sum()) for batch in everyone]
-    return parts.advantage.per_token(RewardBatch.concat(everyone)).split(tokens)[ranks.rank()]
+    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and takes that of its tokens.
+    rewards_of_ranks = ranks.gather(rewards)
+    tokens_of_ranks = [int(rank_rewards.lengths.sum()) for rank_rewards in rewards_of_ranks]
+    advantage = parts.advantage.per_token(RewardBatch.concat(rewards_of_ranks))
+    return advantage.split(tokens_of_ranks)[ranks.rank()]
 
 
 def cut_minibatches(
-    parts: Parts, rollouts: Rollouts, packer: Packer, minibatch: Tensor, count: int, drops_rows: bool
+    parts: Parts,
+    rollouts: Rollouts,
+    packer: Packer,
+    minibatch_of_row: Tensor,
+    num_minibatches: int,
+    drops_rows: bool,
 ) -> tuple[Tensor, list[list[Rows]]]:
-    """[N] the weight of every token, and the rows of each pack of each minibatch, some without those that move none."""
-    objective, weight = parts.objective, torch.zeros_like(rollouts.weight)
-    cut: list[list[Rows]] = []
-    for index in range(count):
-        rows = (minibatch == index).nonzero().squeeze(1)
-        part = rollouts.select(rows)
+    """Computes the weight of every token, and cuts each minibatch into micro-batches.
+
+    Args:
+        parts: The parts of the run; the objective makes the weights.
+        rollouts: The rollouts of the step, with the columns of the masks.
+        packer: Cuts rows into micro-batches.
+        minibatch_of_row: [B] int64, the minibatch of each row.
+        num_minibatches: Optimizer updates per pass.
+        drops_rows: Leave out rows that have no gradient. They still count in the weights of the other rows.
+
+    Returns:
+        [N] token weights, and the rows of each micro-batch of each minibatch.
+    """
+    objective = parts.objective
+    weight = torch.zeros_like(rollouts.weight)
+    rows_of_packs: list[list[Rows]] = []
+    for index in range(num_minibatches):
+        rows = (minibatch_of_row == index).nonzero().squeeze(1)
+        minibatch = rollouts.select(rows)
+
+        # A weight is a fraction of the minibatch of all ranks: it must not depend on the micro-batches.
         longest = parts.explorer.sampler.longest(parts.sampling)
-        batch = BatchSize.of_all_ranks(part, objective.counted(part), longest)
-        if len(part):
-            part = part.with_columns({"weight": objective.token_weight(part, batch)})
-            weight[take(rows, rollouts.lengths)] = part.weight
+        batch_size = BatchSize.of_all_ranks(minibatch, objective.counted(minibatch), longest)
+        if len(minibatch):
+            minibatch = minibatch.with_columns({"weight": objective.token_weight(minibatch, batch_size)})
+            weight[take(rows, rollouts.lengths)] = minibatch.weight
+
         if drops_rows:
-            moving = moving_rows(part)
-            rows, part = rows[moving], part.select(moving)
-        cut.append([rows[pack] for pack in packer.rows_of_packs(part)])
-    return weight, cut
+            with_gradient = moving_rows(minibatch)
+            rows = rows[with_gradient]
+            minibatch = minibatch.select(with_gradient)
+        rows_of_packs.append([rows[pack] for pack in packer.rows_of_packs(minibatch)])
+    return weight, rows_of_packs
+
+
+def packs_on_device(
+    policy: Policy, rollouts: Rollouts, packer: Packer, rows_of_packs: list[list[Rows]], num_unknown: int
+) -> list[list[Pack]]:
+    """Makes the micro-batches of each minibatch, the same number on every rank.
+
+    The first `num_unknown` minibatches lack log π_old: their first update computes it.
+    """
+    # An idle micro-batch fills up a rank that has fewer. It needs every column that any rank has.
+    column_names = {name for names in ranks.gather({*rollouts.columns}) for name in names}
+    zero = torch.zeros(1, dtype=torch.float32, device=policy.device)
+    idle_pack = packer.idle.with_columns(dict.fromkeys(column_names, zero))
+    packs: list[list[Pack]] = []
+    for index, rows_of_minibatch in enumerate(rows_of_packs):
+        selected = [rollouts.select(rows).to(policy.device) for rows in rows_of_minibatch]
+        if index < num_unknown:
+            selected = [pack.with_columns({"old_logp": None}) for pack in selected]
+        num_idle = max(1, *ranks.gather(len(selected))) - len(selected)
+        packs.append([Pack(pack) for pack in [*selected, *[idle_pack] * num_idle]])
+    return packs

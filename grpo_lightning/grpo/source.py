@@ -1,4 +1,4 @@
-"""Line 5: the questions of an exploration step, and the rollouts that come of them."""
+"""Line 5 of Algorithm 1: the questions of an exploration step, and the source of its rollouts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,29 +19,41 @@ from grpo_lightning.types import RandomKey, Stateful
 
 @dataclass(slots=True)
 class SourceInputs:
-    """The run as a source of rollouts needs it."""
+    """What a source of rollouts needs of the run."""
 
-    policy: Policy  # π_θ, as it is at the moment
+    policy: Policy
+    """π_θ; its weights change with every update."""
     explorer: Explorer
+    """Samples and scores completions."""
     data: Questions
+    """The stream of questions."""
     sampling: Sampling
-    prompts_per_step: int  # over all ranks together
-    group_size: int  # G, the completions per prompt
+    """Temperature, length limit and filters of sampling."""
+    prompts_per_step: int
+    """Prompts per exploration step, over all ranks together."""
+    group_size: int
+    """G, completions per prompt."""
     seed: int
-    dynamic_sampling: DynamicSampling | None = None  # the groups to keep; None keeps the first drawn
+    """Seed of the random numbers that completions are sampled with."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Which groups to keep; None keeps all of a step's first round."""
     observers: Sequence[Observer] = field(default_factory=list)
+    """Called as completions are sampled."""
 
 
 class RolloutSource(Stateful, ABC):
     """Where the rollouts of a step come from. Derive from it to overlap sampling with training, or to read rollouts.
 
-    The rollouts may be of an earlier policy: they say so in `Exploration.policy_version`. They must then have
+    Rollouts may come from an earlier policy: `Exploration.policy_version` gives its version. They must then have
     `sampler_logp`, which becomes log π_old unless `model.old_policy` is `Proximal`.
     """
 
     inputs: SourceInputs
-    is_late: bool = False  # whether it is certain, before the run, that rollouts will be of an earlier policy
-    num_copies: int = 0  # copies of the trained weights that it keeps on each device
+    """What the source needs of the run, after `setup`."""
+    is_late: bool = False
+    """True if rollouts are known before the run to come from an earlier policy."""
+    num_copies: int = 0
+    """Copies of the trained weights that the source keeps on each device."""
 
     def setup(self, inputs: SourceInputs) -> None:
         """Connects the source to the run, before its first step and before `load_state_dict`."""
@@ -49,48 +61,67 @@ class RolloutSource(Stateful, ABC):
 
     @abstractmethod
     def next(self, step: int) -> Exploration:
-        """The rollouts of exploration step `step` on this rank, from 0. Called without gradients, in eval mode.
+        """Returns the rollouts of an exploration step on this rank. It is called in eval mode, without gradients.
 
-        `rollouts` holds `group_size` completions of each prompt. All ranks together have `prompts_per_step` prompts,
-        each with an id of its own; a rank may have none of them.
+        `rollouts` holds `group_size` completions per prompt. All ranks together have `prompts_per_step` prompts with
+        different ids; a rank may have no prompt.
+
+        Args:
+            step: Index of the exploration step, from 0.
         """
 
 
 class Synchronous(RolloutSource):
-    """Samples from the policy as it is now: every step is on policy, and training waits for sampling.
+    """Samples from the current policy: every step is on policy, and training waits for sampling.
 
-    With dynamic sampling it draws further prompts until enough groups pass the filter.
+    With dynamic sampling it samples further prompts until enough groups pass the filter.
     """
 
     def __init__(self) -> None:
-        self.drawn = 0  # questions drawn from the stream so far
+        self.drawn = 0
+        """Questions taken from the stream so far."""
 
     def next(self, step: int) -> Exploration:
-        dynamic, wanted = self.inputs.dynamic_sampling, self.inputs.prompts_per_step
+        inputs = self.inputs
+        dynamic = inputs.dynamic_sampling
+        num_prompts = inputs.prompts_per_step
+        max_rounds = dynamic.max_rounds if dynamic else 1
+        first_id = self.drawn
         rounds: list[Exploration] = []
-        first, kept = self.drawn, set[int]()
-        with self.inputs.explorer.engine.awake():
-            while len(kept) < wanted and len(rounds) < (dynamic.max_rounds if dynamic else 1):
-                ids = range(self.drawn, self.drawn + wanted - len(kept))
+        passed_ids: set[int] = set()
+
+        # Each round takes as many new questions as groups are missing.
+        with inputs.explorer.engine.awake():
+            while len(passed_ids) < num_prompts and len(rounds) < max_rounds:
+                ids = range(self.drawn, self.drawn + num_prompts - len(passed_ids))
                 self.drawn = ids.stop
                 rounds.append(self._explore(ids, step))
-                kept |= passing(dynamic.filter, rounds[-1]) if dynamic else {*ids}
-        self.inputs.explorer.scorer.stop_if_broken()
-        exploration, tried = Exploration.concat(rounds), range(first, self.drawn)
-        chosen = {*sorted(tried, key=lambda id: id not in kept)[:wanted]}  # those kept come first
-        rows = [row for row, id in enumerate(exploration.prompt_ids) if id in chosen]
+                passed_ids |= passing(dynamic.filter, rounds[-1]) if dynamic else {*ids}
+        inputs.explorer.scorer.stop_if_broken()
+
+        # Groups that did not pass fill up the step when too few did.
+        sampled_ids = range(first_id, self.drawn)
+        failed_ids = [id for id in sampled_ids if id not in passed_ids]
+        step_ids = {*(sorted(passed_ids) + failed_ids)[:num_prompts]}
+
+        exploration = Exploration.concat(rounds)
+        rows = [row for row, id in enumerate(exploration.prompt_ids) if id in step_ids]
         rollouts = exploration.rollouts.select(torch.tensor(rows, dtype=torch.int64))
-        metrics = {"rollout/rounds": float(len(rounds)), "rollout/groups_kept": len(kept) / len(tried)}
-        return replace(exploration, rollouts=rollouts, metrics=metrics if dynamic else {})
+        metrics: dict[str, float] = {}
+        if dynamic:
+            metrics["rollout/rounds"] = float(len(rounds))
+            metrics["rollout/groups_kept"] = len(passed_ids) / len(sampled_ids)
+        return replace(exploration, rollouts=rollouts, metrics=metrics)
 
     def _explore(self, ids: range, step: int) -> Exploration:
-        """Explores this rank's questions."""
-        run = self.inputs
-        prompts = run.data.ask(ids)
-        for observer in run.observers:
-            observer.exploring(len(prompts) * run.group_size)
-        key, told = RandomKey(run.seed, step), [observer.explored for observer in run.observers]
-        return run.explorer.explore(run.policy, prompts, run.group_size, run.sampling, key, told)
+        """Samples and scores the completions of this rank's questions among `ids`."""
+        inputs = self.inputs
+        prompts = inputs.data.ask(ids)
+        for observer in inputs.observers:
+            observer.exploring(len(prompts) * inputs.group_size)
+        key = RandomKey(inputs.seed, step)
+        listeners = [observer.explored for observer in inputs.observers]
+        return inputs.explorer.explore(inputs.policy, prompts, inputs.group_size, inputs.sampling, key, listeners)
 
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self.drawn}
@@ -100,9 +131,12 @@ class Synchronous(RolloutSource):
 
 
 def passing(group_filter: GroupFilter, exploration: Exploration) -> set[int]:
-    """The ids of the prompts, of all ranks, whose groups pass the filter. Every rank must call it."""
+    """Returns the ids of the prompts, of all ranks, whose groups pass the filter. Every rank must call it."""
     rollouts = exploration.rollouts
-    reward = exploration.scores.values(group_filter.reward)[rollouts.row[rollouts.begins]]
-    passes = group_filter(reward, rollouts.group[rollouts.begins], len(rollouts.prompt_lengths))
-    rows = zip(exploration.prompt_ids, rollouts.group.tolist(), strict=True)
-    return {id for ids in ranks.gather([id for id, group in rows if passes[group]]) for id in ids}
+    # A completion of several rows counts once: by its first row.
+    first_rows = rollouts.begins
+    reward = exploration.scores.values(group_filter.reward)[rollouts.row[first_rows]]
+    passes = group_filter(reward, rollouts.group[first_rows], len(rollouts.prompt_lengths))
+    groups = zip(exploration.prompt_ids, rollouts.group.tolist(), strict=True)
+    passed_ids = [id for id, group in groups if passes[group]]
+    return {id for rank_ids in ranks.gather(passed_ids) for id in rank_ids}

@@ -1,12 +1,13 @@
-"""Completions of one prompt through a transformer with the prompt computed once.
+"""Shared prefixes: the completions of one prompt go through a transformer with the prompt computed once.
 
-The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
-transformer but attention works token by token. Attention is exact: a completion's token sees its prompt and the earlier
-tokens of its completion. All are at the positions that they would have in a separate sequence.
+All prompts and completions of a micro-batch stand in one flat sequence of T tokens: first the prompts, then the
+completions. All layers but attention work token by token, so they need no change. Each token keeps the position that
+it has in its own sequence.
 
-In attention each completion's queries see a copy of its prompt's keys and their own. Rows of similar shape are attended
-to together in a bucket: one prompt length, completions of similar length. So no mask depends on the row, and one long
-completion pads no short ones.
+Attention is exact: a token of a completion sees its prompt and the earlier tokens of its completion. Its query meets a
+copy of the prompt's keys, and the keys of the completion. A row is one prompt, or one completion after its prompt.
+Rows with the same prompt length and similar lengths form a bucket, and go through attention together. So one mask
+serves all rows of a bucket, and a long completion does not pad the short ones.
 """
 
 from collections import defaultdict
@@ -25,20 +26,25 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast.attention import causal, fold_mask, masked
 
 ATTENTION = "grpo_shared_prefix"
+"""Name under which transformers knows `attention`."""
 
-BLOCK = 256  # queries per call: those of a block see no later key, which saves up to half of the scores
+BLOCK = 256
+"""Queries per call of attention after a prefix. A block reads no key behind its last query: up to half the scores."""
 
 
 class Bucket(NamedTuple):
-    """Rows of one shape: `rows` x `length` queries, each row after a prefix of `prefix` keys."""
+    """The shape of rows that go through attention together."""
 
     rows: int
+    """Number of rows."""
     prefix: int
+    """Keys before the first query of each row: the length of its prompt; 0 for rows that are prompts."""
     length: int
+    """Queries of each row; shorter rows are padded."""
 
 
 def length_class(length: int) -> int:
-    """The largest length in the bucket of `length`: 16, 24, 36, ..., each 1.5 times the previous."""
+    """Returns the largest row length in the bucket of `length`: 16, 24, 36, ..., each 1.5 times the one before."""
     bound = 16
     while bound < length:
         bound += bound // 2
@@ -46,76 +52,116 @@ def length_class(length: int) -> int:
 
 
 def buckets_of(prefixes: Sequence[int], lengths: Sequence[int]) -> list[tuple[Bucket, list[int]]]:
-    """The buckets of rows of so many tokens after so many others, and the rows in each."""
-    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    """Sorts rows into buckets.
+
+    Args:
+        prefixes: Keys before the first query of each row.
+        lengths: Queries of each row.
+
+    Returns:
+        Each bucket with the indices of its rows.
+    """
+    rows_by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
-        rows[prefix, length_class(length)].append(row)
-    return [(Bucket(len(own), prefix, max(lengths[row] for row in own)), own) for (prefix, _), own in rows.items()]
+        rows_by_shape[prefix, length_class(length)].append(row)
+    return [
+        (Bucket(len(rows), prefix, max(lengths[row] for row in rows)), rows)
+        for (prefix, _), rows in rows_by_shape.items()
+    ]
 
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context."""
+    """Layout of a micro-batch as one flat sequence of T tokens, and the buckets of its attention.
 
-    tokens: Tensor | None  # [T] index of each token in `Rollouts.all_token_ids`; None if that is its order already
-    position_ids: Tensor  # [1, T] position of each token in its own sequence
-    predicts: Tensor  # [N] index of the token after which each drawn token was drawn
+    Below, a slot is a place for a query or a key in a bucket; buckets stand end to end.
+    """
+
+    tokens: Tensor | None
+    """[T] index of each token in `Rollouts.all_token_ids`; None if the order is the same."""
+    position_ids: Tensor
+    """[1, T] position of each token in its own sequence."""
+    predicts: Tensor
+    """[N] index of the token that predicts each sampled token: the one before it."""
     buckets: list[Bucket]
-    queries: Tensor
-    """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
-    keys: Tensor  # [sum of the buckets' keys] index of each key, the copies of prompts included
-    filled: Tensor  # [T] index in `queries` of each token of the flat sequence
+    """The shape of each bucket."""
+    token_of_query: Tensor
+    """[query slots] index of the token in each query slot; in padding the last token of the row."""
+    token_of_key: Tensor
+    """[key slots] index of the token in each key slot; a prompt is there once per completion."""
+    query_of_token: Tensor
+    """[T] query slot of each token."""
     masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
-    """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones."""
+    """Attention masks by offset, length, query heads per key head, and dtype. All layers use the same masks."""
 
     @classmethod
     def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
-        """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
-        sizes, device = rollouts.sizes, rollouts.token_ids.device
-        num_prompts, num_prompt_tokens = len(sizes.prompt_lengths), int(sizes.prompt_lengths.sum())
-        # A row is a prompt, after nothing, or a completion, after its prompt.
+        """Lays out prompts and completions. The indices are computed on the CPU."""
+        sizes = rollouts.sizes
+        device = rollouts.token_ids.device
+        num_prompts = len(sizes.prompt_lengths)
+        num_prompt_tokens = int(sizes.prompt_lengths.sum())
+
+        # [prompts + completions] the rows, in the order of the flat sequence.
         lengths = torch.cat([sizes.prompt_lengths, sizes.completion_lengths])
         prefixes = torch.cat([torch.zeros_like(sizes.prompt_lengths), sizes.prompt_lengths[sizes.group]])
-        starts, prompt = ragged.starts(lengths), torch.cat([torch.arange(num_prompts), sizes.group])
-        last_of_prompt = ragged.spread((starts[prompt] + prefixes - 1)[num_prompts:], sizes.completion_lengths)
-        previous = torch.arange(num_prompt_tokens, int(lengths.sum())) - 1
-        before = torch.where(ragged.positions(sizes.completion_lengths) == 0, last_of_prompt, previous)
+        prompt_of_row = torch.cat([torch.arange(num_prompts), sizes.group])
+        starts = ragged.starts(lengths)
+        num_tokens = int(lengths.sum())
+
+        # A completion's first token is predicted by the last token of its prompt, any other by the token before it.
+        last_of_prompt = (starts[prompt_of_row] + prefixes - 1)[num_prompts:]
+        first_predictor = ragged.spread(last_of_prompt, sizes.completion_lengths)
+        previous = torch.arange(num_prompt_tokens, num_tokens) - 1
+        is_first = ragged.positions(sizes.completion_lengths) == 0
+        predictor = torch.where(is_first, first_predictor, previous)
+
+        # `all_token_ids` has context tokens at its end; in the sequence they stand among the sampled ones.
         tokens = None
         if rollouts.context is not None:
             tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
-        buckets = buckets_of(prefixes.tolist(), lengths.tolist())
-        queries, keys, filled, first = [], [], torch.empty(int(lengths.sum()), dtype=torch.int64), 0
-        for bucket, members in buckets:
-            rows, step = torch.tensor(members), torch.arange(bucket.length)
-            index = starts[rows, None] + torch.minimum(step, lengths[rows, None] - 1)
-            real = step < lengths[rows, None]
-            filled[index[real]] = first + real.flatten().nonzero().squeeze(1)
-            first += index.numel()
-            queries.append(index.flatten())
-            keys.append(torch.cat([starts[prompt[rows], None] + torch.arange(bucket.prefix), index], dim=1).flatten())
+
+        # The slots of each bucket. A row that is shorter than its bucket repeats its last token.
+        buckets: list[Bucket] = []
+        token_of_query: list[Tensor] = []
+        token_of_key: list[Tensor] = []
+        query_of_token = torch.empty(num_tokens, dtype=torch.int64)
+        num_slots = 0
+        for bucket, members in buckets_of(prefixes.tolist(), lengths.tolist()):
+            rows = torch.tensor(members)
+            offset = torch.arange(bucket.length)
+            is_token = offset < lengths[rows, None]
+            row_tokens = starts[rows, None] + torch.minimum(offset, lengths[rows, None] - 1)
+            prefix_tokens = starts[prompt_of_row[rows], None] + torch.arange(bucket.prefix)
+            buckets.append(bucket)
+            token_of_query.append(row_tokens.flatten())
+            token_of_key.append(torch.cat([prefix_tokens, row_tokens], dim=1).flatten())
+            query_of_token[row_tokens[is_token]] = num_slots + is_token.flatten().nonzero().squeeze(1)
+            num_slots += row_tokens.numel()
+
         return cls(
             tokens=tokens,
             position_ids=(ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None].to(device),
-            predicts=before[sizes.drawn].to(device),
-            buckets=[bucket for bucket, _ in buckets],
-            queries=torch.cat(queries).to(device),
-            keys=torch.cat(keys).to(device),
-            filled=filled.to(device),
+            predicts=predictor[sizes.drawn].to(device),
+            buckets=buckets,
+            token_of_query=torch.cat(token_of_query).to(device),
+            token_of_key=torch.cat(token_of_key).to(device),
+            query_of_token=query_of_token.to(device),
         )
 
     def free(self) -> None:
-        """Frees the attention masks, which a backward pass may have made again."""
+        """Frees the attention masks. A backward pass that recomputes the forward may have made them again."""
         self.masks.clear()
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """The arguments of the transformer."""
+        """Returns the arguments of the transformer's forward."""
         input_ids = rollouts.all_token_ids[None]
         if self.tokens is not None:
             input_ids = input_ids.index_select(1, self.tokens)
         return {
             "input_ids": input_ids,
             "position_ids": self.position_ids,
-            # Nothing reads it, but a mask of four dimensions keeps transformers from making one of T x T.
+            # Nothing reads this mask, but its four dimensions keep transformers from making one of T x T.
             "attention_mask": input_ids.new_zeros(1, 1, 1, 1),
             "shared_prefix": self,
         }
@@ -124,29 +170,40 @@ class SharedPrefix:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
         """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its completion up to itself.
 
-        Not compiled: every pack has other buckets.
+        It is not compiled, since every micro-batch has other buckets.
         """
-        groups = query.shape[0] // key.shape[0]
-        # [T, heads, D]: one row per token, as a model's projections leave them.
-        query = query.transpose(0, 1).index_select(0, self.queries)
-        key, value = (states.transpose(0, 1).index_select(0, self.keys) for states in (key, value))
+        # From tokens to slots. Tokens come first, [T, heads, D], as a model's projections leave them in memory.
+        query = query.transpose(0, 1).index_select(0, self.token_of_query)
+        key, value = (states.transpose(0, 1).index_select(0, self.token_of_key) for states in (key, value))
+
+        num_queries = [rows * length for rows, _, length in self.buckets]
+        num_keys = [rows * (prefix + length) for rows, prefix, length in self.buckets]
+        by_bucket = zip(self.buckets, query.split(num_queries), key.split(num_keys), value.split(num_keys), strict=True)
         outputs = []
-        sizes = [rows * length for rows, _, length in self.buckets]
-        key_sizes = [rows * (prefix + length) for rows, prefix, length in self.buckets]
-        parts = zip(self.buckets, query.split(sizes), key.split(key_sizes), value.split(key_sizes), strict=True)
-        for (rows, prefix, length), *states in parts:
-            q, k, v = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in states)
-            blocks = [] if prefix else [causal(q, k, v, scaling, dropout)]
-            for first in range(0, length if prefix else 0, BLOCK):
-                block = q[:, :, first : first + BLOCK]
-                shape = prefix + first, block.shape[2], groups, q.dtype
-                if shape not in self.masks:
-                    self.masks[shape] = fold_mask(*shape, q.device)
-                end = prefix + first + block.shape[2]
-                blocks.append(masked(block, k[:, :, :end], v[:, :, :end], self.masks[shape], scaling, dropout))
-            output = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
-            outputs.append(output.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs).index_select(0, self.filled)
+        for (rows, prefix, _), *bucket_states in by_bucket:
+            # [slots, heads, D] -> [rows, heads, slots per row, D]
+            q, k, v = (states.unflatten(0, (rows, -1)).transpose(1, 2) for states in bucket_states)
+            attend_rows = self._attend_after_prefix if prefix else causal
+            outputs.append(attend_rows(q, k, v, scaling, dropout).transpose(1, 2).flatten(0, 1))
+
+        # From slots back to tokens; padding is left behind.
+        return torch.cat(outputs).index_select(0, self.query_of_token)
+
+    def _attend_after_prefix(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
+        """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E]: the first S - L keys are the prefix."""
+        heads_per_key = query.shape[1] // key.shape[1]
+        num_seen = key.shape[2] - query.shape[2]
+        outputs = []
+        for block in query.split(BLOCK, dim=2):
+            mask_shape = num_seen, block.shape[2], heads_per_key, block.dtype
+            if mask_shape not in self.masks:
+                self.masks[mask_shape] = fold_mask(*mask_shape, block.device)
+            num_seen += block.shape[2]
+            seen_keys, seen_values = key[:, :, :num_seen], value[:, :, :num_seen]
+            outputs.append(masked(block, seen_keys, seen_values, self.masks[mask_shape], scaling, dropout))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def attention(
@@ -162,20 +219,36 @@ def attention(
     padded_rows: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E].
+    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E]: attention by a `SharedPrefix`, or transformers' own.
 
-    Without a `SharedPrefix` it is transformers' own attention. The exception is causal attention without a mask, which
-    transformers would send to the math kernel in float32. With `padded_rows` the mask is ignored: it has no content.
+    Causal attention without a mask does not go to transformers, which would use the slow math kernel in float32.
+
+    Args:
+        module: The model's attention layer.
+        query: Queries, by head.
+        key: Keys; several query heads may share a key head.
+        value: Values.
+        attention_mask: Mask of transformers; unused with a `shared_prefix` or `padded_rows`.
+        scaling: Factor of the scores; None is 1 / sqrt(D).
+        dropout: Probability of dropout.
+        is_causal: False for a layer that sees later tokens too.
+        shared_prefix: Layout of the micro-batch.
+        padded_rows: True for rows padded on the right, whose mask says no more than causal attention does.
+        kwargs: Further arguments of the model.
     """
+    # Under autocast attention would cast them later. Cast before the gathers, they are half as large to copy.
     if torch.is_autocast_enabled(query.device.type):
-        # Attention would cast them later; cast before the gathers, there is less to copy.
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = (states.to(dtype) for states in (query, key, value))
+
     if shared_prefix is not None:
         return shared_prefix.attend(query[0], key[0], value[0], scaling, dropout)[None], None
-    own = is_causal is not False and getattr(module, "is_causal", True) and 1 < query.shape[2] == key.shape[2]
-    own = own and attention_mask is None and kwargs.get("position_bias") is None and kwargs.get("softcap") is None
-    if padded_rows or own:
+
+    is_causal_layer = is_causal is not False and getattr(module, "is_causal", True)
+    is_whole_sequence = 1 < query.shape[2] == key.shape[2]
+    changes_scores = any(kwargs.get(name) is not None for name in ("position_bias", "softcap"))
+    is_plain = is_causal_layer and is_whole_sequence and attention_mask is None and not changes_scores
+    if padded_rows or is_plain:
         return causal(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
