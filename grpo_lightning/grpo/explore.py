@@ -25,7 +25,7 @@ class Exploration:
     rollouts: Rollouts
     """The completions that are learned from; `Rollouts.row` is an index into `samples`, with several rows or none."""
     seconds: dict[str, float]
-    """Seconds spent in `explore` (sampling), and in `reward` what was waited for scores after it."""
+    """`explore`: seconds spent sampling. `reward`: seconds spent waiting for scores after sampling."""
     policy_version: int
     """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
     sampler_is_policy: bool = False
@@ -34,16 +34,17 @@ class Exploration:
     """What the source of the rollouts logs with the step, by the whole name; the same on every rank."""
 
     @classmethod
-    def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
-        """Several rounds of one step as one."""
+    def concat(cls, rounds: Sequence["Exploration"]) -> "Exploration":
+        """Concatenates the sampling rounds of one step."""
+        num_samples = [len(round.samples) for round in rounds]
         return cls(
-            samples=[sample for part in parts for sample in part.samples],
-            scores=Scores.concat([part.scores for part in parts]),
-            rollouts=Rollouts.concat([part.rollouts for part in parts], [len(part.samples) for part in parts]),
-            seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
-            policy_version=min(part.policy_version for part in parts),
-            sampler_is_policy=all(part.sampler_is_policy for part in parts),
-            metrics={name: value for part in parts for name, value in part.metrics.items()},
+            samples=[sample for round in rounds for sample in round.samples],
+            scores=Scores.concat([round.scores for round in rounds]),
+            rollouts=Rollouts.concat([round.rollouts for round in rounds], num_samples),
+            seconds={name: sum(round.seconds[name] for round in rounds) for name in rounds[0].seconds},
+            policy_version=min(round.policy_version for round in rounds),
+            sampler_is_policy=all(round.sampler_is_policy for round in rounds),
+            metrics={name: value for round in rounds for name, value in round.metrics.items()},
         )
 
     @property
@@ -63,10 +64,13 @@ class Exploration:
 class Explorer:
     """Samples groups of completions and scores them."""
 
-    engine: RolloutEngine  # draws the completions
+    engine: RolloutEngine
+    """Draws the completions."""
     scorer: Scorer
-    sampler: Sampler = field(default_factory=SingleTurn)  # makes samples of what the engine draws
-    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)  # waits for draws ahead
+    sampler: Sampler = field(default_factory=SingleTurn)
+    """Makes samples of what the engine draws."""
+    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
+    """Waits for draws ahead."""
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""

@@ -21,10 +21,14 @@ from grpo_lightning.types import Sample
 class Parts:
     """The parts of GRPO. Each is one class, which a configuration can exchange."""
 
-    policy: Policy  # π_θ
-    old_policy: PolicySnapshot  # π_old
-    reference: PolicySnapshot | None  # π_ref; None: nothing reads it
-    explorer: Explorer  # engine and rewards
+    policy: Policy
+    """π_θ."""
+    old_policy: PolicySnapshot
+    """π_old."""
+    reference: PolicySnapshot | None
+    """π_ref; None: nothing reads it."""
+    explorer: Explorer
+    """Engine and rewards."""
     sampling: Sampling
     advantage: AdvantageEstimator
     objective: Objective
@@ -35,8 +39,10 @@ class Pack:
     """Rollouts that fit into one forward and backward, and what belongs to these."""
 
     rollouts: Rollouts
-    layout: Layout | None = None  # where the forward puts the tokens; made once for all passes
-    scored: TokenLogp | None = None  # what the last update's forward found, without gradient; None: there was none
+    layout: Layout | None = None
+    """Where the forward puts the tokens; made once for all passes."""
+    scored: TokenLogp | None = None
+    """What the last update's forward found, without gradient; None: there was none."""
     updated: bool = False
     """True if an update was made with it. One that a stop rule refused or that was not finite was not."""
 
@@ -65,15 +71,22 @@ class Step:
     """One exploration step of this rank. It is made when the step begins, streamed, reported, and dropped."""
 
     exploration: Exploration
-    packs: list[list[Pack]]  # the packs of each minibatch
-    passes: Passes  # the updates so far; once a stop rule has ended them, `training_step` skips the minibatches left
-    started: float  # when it began, by `perf_counter`
-    prepared: float  # when its updates were prepared. What observers do then is not part of the step
-    updated: float = 0.0  # when the last update so far had ended
+    packs: list[list[Pack]]
+    """The packs of each minibatch."""
+    passes: Passes
+    """The updates so far; once a stop rule has ended them, `training_step` skips the minibatches left."""
+    started: float
+    """When it began, by `perf_counter`."""
+    prepared: float
+    """When its updates were prepared. What observers do then is not part of the step."""
+    updated: float = 0.0
+    """When the last update so far had ended."""
     updates: list[tuple[bool, dict[str, Tensor]]] = field(default_factory=list)
     """Of each update: True if it was made, and its metrics."""
-    learned: dict[str, float] = field(default_factory=dict)  # what the rewards have learned from the step, as metrics
-    remarks: list[str] = field(default_factory=list)  # why it learned less than it might have, once it has ended
+    learned: dict[str, float] = field(default_factory=dict)
+    """What the rewards have learned from the step, as metrics."""
+    remarks: list[str] = field(default_factory=list)
+    """Why it learned less than it might have, once it has ended."""
 
 
 @dataclass(slots=True)
@@ -83,8 +96,10 @@ class Minibatches:
     Without a length Lightning would fetch a batch ahead, before the exploration that makes it.
     """
 
-    step: Callable[[], Step]  # returns the step under way
-    policy: Policy  # π_θ; its version tells if it is still the policy that drew the rollouts
+    step: Callable[[], Step]
+    """Returns the step under way."""
+    policy: Policy
+    """π_θ; its version tells if it is still the policy that drew the rollouts."""
     mu: int
     num_minibatches: int
 

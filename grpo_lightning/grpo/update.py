@@ -49,19 +49,19 @@ def update(
     for watcher in watchers:
         watcher.begin(minibatch)
     diagnostics: list[Diagnostics] = []
-    for pack, found in policy.compute.gradients(minibatch.packs, forward, machine):
+    for pack, diagnostics_of_pack in policy.compute.gradients(minibatch.packs, forward, machine):
         assert pack.layout is not None and pack.scored is not None
         pack.layout.free()
         if pack.rollouts.old_logp is None:  # π_θ is π_old here: the passes to come compare with it
             pack.rollouts = pack.rollouts.with_columns({"old_logp": pack.scored.logp})
-        diagnostics.append(found)
+        diagnostics.append(diagnostics_of_pack)
         for watcher in watchers:
             watcher.see(pack)
     # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.scale) / machine.scale
-    everyone = sum(diagnostics[1:], diagnostics[0]).reduce(machine.reduce)
-    total, (grad_norm,) = everyone.on_host(sharding.assembled(norm))
-    watched = [watcher.metrics(machine.reduce) for watcher in watchers]
+    rank_total = sum(diagnostics[1:], diagnostics[0])
+    total, (grad_norm,) = rank_total.reduce(machine.reduce).on_host(sharding.assembled(norm))
+    metrics_of_watchers = [watcher.metrics(machine.reduce) for watcher in watchers]
     # 3. Guard: a gradient that is not finite moves nothing, and a stop rule may end the passes.
     is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
     passes.record(total, is_finite)
@@ -81,4 +81,6 @@ def update(
     metrics = {**total.metrics(), **objective.entropy.metrics(), "optim/grad_norm": grad_norm}
     if parts.reference is None:
         del metrics["policy/kl_ref"]
-    return is_made, {name: value for one in (metrics, *watched) for name, value in one.items()}
+    for metrics_of_watcher in metrics_of_watchers:
+        metrics |= metrics_of_watcher
+    return is_made, metrics

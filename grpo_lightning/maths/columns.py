@@ -27,7 +27,8 @@ class Column(Generic[Value]):
 class Columns:
     """[N] float32 numbers by name: those that the framework reads, and what one method prepares for itself."""
 
-    token_ids: Tensor  # [N] int64, the tokens that the numbers are of
+    token_ids: Tensor
+    """[N] int64, the tokens that the numbers are of."""
     columns: dict[str, Tensor]
 
     # Not annotated: in a dataclass they would be fields.

@@ -23,7 +23,8 @@ class Correction(Prepared, ABC):
 
     reads_sampler: bool = True
     """True if it needs the log-probs that the engine recorded. If False it is never called, and every factor is 1."""
-    reads_old_logp: bool = False  # True if `prepare` needs log π_old
+    reads_old_logp: bool = False
+    """True if `prepare` needs log π_old."""
 
     @abstractmethod
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:

@@ -19,39 +19,49 @@ class Sums:
         """The sums, and last the maximum."""
         return [*vars(self).values()]
 
-    def __add__(self, other: Self) -> Self:
-        *sums, largest = zip(self.numbers, other.numbers, strict=True)
-        found = [*(own + more for own, more in sums), torch.maximum(*largest)]
-        return type(self)(*found)
+    def __add__(self, addend: Self) -> Self:
+        *sums, maxima = zip(self.numbers, addend.numbers, strict=True)
+        added = [left + right for left, right in sums]
+        return type(self)(*added, torch.maximum(*maxima))
 
     def reduce(self, reduce: Callable[..., Tensor]) -> Self:
         """The numbers of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
-        *sums, largest = self.numbers
-        found = [*reduce(torch.stack(sums), reduce_op="sum"), reduce(largest.clone(), reduce_op="max")]
-        return type(self)(*found)
+        *sums, maximum = self.numbers
+        reduced_sums = reduce(torch.stack(sums), reduce_op="sum")
+        return type(self)(*reduced_sums, reduce(maximum.clone(), reduce_op="max"))
 
-    def on_host(self, *more: Tensor) -> tuple[Self, list[Tensor]]:
-        """These and the numbers `more` on the CPU, for one wait for a GPU."""
-        values = list(torch.stack([*self.numbers, *(number.float() for number in more)]).cpu())
-        first = len(values) - len(more)
-        return type(self)(*values[:first]), values[first:]
+    def on_host(self, *extra: Tensor) -> tuple[Self, list[Tensor]]:
+        """Copies these numbers and the numbers `extra` to the CPU in one transfer, so that a GPU is waited for once."""
+        values = list(torch.stack([*self.numbers, *(number.float() for number in extra)]).cpu())
+        num_own = len(values) - len(extra)
+        return type(self)(*values[:num_own]), values[num_own:]
 
 
 @dataclass
 class Diagnostics(Sums):
     """Sums over the tokens whose weight is not 0; only `objective` has the weights in it."""
 
-    tokens: Tensor  # the number of these tokens
-    pushing: Tensor  # the number of tokens with an advantage
-    unreachable: Tensor  # pushing tokens whose bound lies beyond probability 1
-    objective: Tensor  # J, weights included
+    tokens: Tensor
+    """The number of these tokens."""
+    pushing: Tensor
+    """The number of tokens with an advantage."""
+    unreachable: Tensor
+    """Pushing tokens whose bound lies beyond probability 1."""
+    objective: Tensor
+    """J, weights included."""
     entropy: Tensor
-    ratio: Tensor  # π_θ/π_old
-    kl_ref: Tensor  # estimates of KL(π_θ || π_ref); 0 without a reference
-    kl_old: Tensor  # estimates of KL(π_old || π_θ)
-    clipped_low: Tensor  # pushing tokens at their lower bound
-    clipped_high: Tensor  # pushing tokens at their upper bound
-    ratio_max: Tensor  # the largest π_θ/π_old
+    ratio: Tensor
+    """π_θ/π_old."""
+    kl_ref: Tensor
+    """Estimates of KL(π_θ || π_ref); 0 without a reference."""
+    kl_old: Tensor
+    """Estimates of KL(π_old || π_θ)."""
+    clipped_low: Tensor
+    """Pushing tokens at their lower bound."""
+    clipped_high: Tensor
+    """Pushing tokens at their upper bound."""
+    ratio_max: Tensor
+    """The largest π_θ/π_old."""
 
     def metrics(self) -> dict[str, Tensor]:
         """The numbers to log, by name: means per token, but for the objective and the largest ratio."""
@@ -84,8 +94,8 @@ class Diagnostics(Sums):
         pushing = counts & (rollouts.advantage != 0)
         ratio = change.exp()
 
-        def total(values: Tensor, where: Tensor = counts) -> Tensor:
-            return torch.where(where, values.detach(), 0.0).sum()
+        def total(values: Tensor, mask: Tensor = counts) -> Tensor:
+            return torch.where(mask, values.detach(), 0.0).sum()
 
         return cls(
             tokens=counts.sum().float(),

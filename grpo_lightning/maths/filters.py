@@ -70,7 +70,8 @@ class TokenMask(Prepared, ABC):
     It sees Â too, unless that needs log-probs (`objective.reward_kl`): then Â is 0 here.
     """
 
-    reads_entropy: bool = False  # True if it needs the column `entropy_rank`, which costs a pass over the rollouts
+    reads_entropy: bool = False
+    """True if it needs the column `entropy_rank`, which costs a pass over the rollouts."""
 
     @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Tensor:

@@ -13,9 +13,9 @@ from grpo_lightning.types import require
 MAX_LOG_RATIO = 20.0  # a ratio of e^20 has no use, and far beyond it exp overflows
 
 
-def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
-    """[N] log(π/π_other) from [N] log π and log π_other, clamped to ±MAX_LOG_RATIO."""
-    return (logp - other).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def log_ratio(logp: Tensor, base_logp: Tensor) -> Tensor:
+    """[N] log(π/π_base) from [N] log π and log π_base, clamped to ±MAX_LOG_RATIO."""
+    return (logp - base_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 class KLEstimator(ABC):

@@ -19,18 +19,25 @@ FAR = 1.0  # nats; rounding alone hardly ever makes so large a difference
 
 @dataclass
 class Mismatch(Sums):
-    """Sums over tokens and completions; tokens of weight 0 and completions of such do not count."""
+    """Sums over tokens and completions. Tokens with zero weight, and completions without others, are ignored."""
 
     tokens: Tensor
-    kl: Tensor  # k3 of KL(μ || π): r - 1 - log r of a token, with r = π/μ; unbiased, since μ drew the tokens
-    corrected: Tensor  # tokens whose factor differs from 1 by more than `CHANGED`
-    masked: Tensor  # tokens whose factor is 0
+    kl: Tensor
+    """K3 of KL(μ || π): r - 1 - log r of a token, with r = π/μ; unbiased, since μ drew the tokens."""
+    corrected: Tensor
+    """Tokens whose factor differs from 1 by more than `CHANGED`."""
+    masked: Tensor
+    """Tokens whose factor is 0."""
     completions: Tensor
-    ratio: Tensor  # π/μ of whole completions
+    ratio: Tensor
+    """π/μ of whole completions."""
     squared_ratio: Tensor
-    off: Tensor  # |log π - log μ| of a token, in nats
-    far: Tensor  # tokens for which it is more than `FAR`
-    gap: Tensor  # the largest |log π - log μ| of a token
+    off: Tensor
+    """|log π - log μ| of a token, in nats."""
+    far: Tensor
+    """Tokens for which it is more than `FAR`."""
+    gap: Tensor
+    """The largest |log π - log μ| of a token."""
 
     @classmethod
     def from_pack(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor) -> "Mismatch":
@@ -43,8 +50,8 @@ class Mismatch(Sums):
         ratio = sequence_ratio(change, rollouts)
         gap = torch.where(counts, (logp - rollouts.sampler_logp).abs(), 0.0)
 
-        def total(values: Tensor, where: Tensor = counts) -> Tensor:
-            return torch.where(where, values.float(), 0.0).sum()
+        def total(values: Tensor, mask: Tensor = counts) -> Tensor:
+            return torch.where(mask, values.float(), 0.0).sum()
 
         return cls(
             tokens=total(counts),
@@ -70,7 +77,7 @@ class Mismatch(Sums):
 
     def metrics(self) -> dict[str, Tensor]:
         """The numbers to log, by name; none where no token counts."""
-        found = {
+        metrics = {
             "mismatch/kl": self.kl / self.tokens,
             "mismatch/gap": self.gap,
             "mismatch/corrected": self.corrected / self.tokens,
@@ -78,4 +85,4 @@ class Mismatch(Sums):
             # Kish's: as many completions of equal weight would spread the mean as much.
             "mismatch/ess": self.ratio.square() / (self.completions * self.squared_ratio),
         }
-        return found if self.tokens > 0 else {}
+        return metrics if self.tokens > 0 else {}

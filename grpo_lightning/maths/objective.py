@@ -22,9 +22,12 @@ from grpo_lightning.types import require
 class Terms:
     """What N tokens add to J, each before its weight."""
 
-    surrogate: SurrogateResult  # the surrogate's values and bounds
-    kl: Tensor  # [N] estimates of KL(π_θ || π_ref); 0 without a reference
-    total: Tensor  # [N] surrogate - beta * kl + c * entropy, with gradient through log π_θ
+    surrogate: SurrogateResult
+    """The surrogate's values and bounds."""
+    kl: Tensor
+    """[N] estimates of KL(π_θ || π_ref); 0 without a reference."""
+    total: Tensor
+    """[N] surrogate - beta * kl + c * entropy, with gradient through log π_θ."""
 
 
 @dataclass
@@ -75,9 +78,12 @@ class Objective:
         """[N] bool, True for the tokens of the denominators."""
         if self.denominator == "drawn":
             return torch.ones_like(rollouts.weight, dtype=torch.bool)
-        kept, group = mask_factor(self.masks, rollouts) != 0, rollouts.spread(rollouts.group)
-        moves = segment_sum(rollouts.advantage.abs(), group, len(rollouts.prompt_lengths))[group] > 0
-        return kept & moves if self.denominator == "moving" else kept
+        is_kept = mask_factor(self.masks, rollouts) != 0
+        if self.denominator == "kept":
+            return is_kept
+        group = rollouts.spread(rollouts.group)
+        advantage_of_group = segment_sum(rollouts.advantage.abs(), group, len(rollouts.prompt_lengths))
+        return is_kept & (advantage_of_group[group] > 0)
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
         """[N] float32: the weighting's weight of every token, times the factors of the masks."""
@@ -94,9 +100,13 @@ class Objective:
         """What each token adds to J, before its weight; arguments as in `__call__`."""
         old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         surrogate = self.surrogate(logp, old_logp, rollouts)
-        total, kl = surrogate.value, torch.zeros_like(old_logp) if divergence is None else divergence
-        if divergence is None and rollouts.ref_logp is not None:
+        if divergence is not None:
+            kl = divergence
+        elif rollouts.ref_logp is not None:
             kl = self.kl(logp, rollouts.ref_logp, old_logp)
+        else:
+            kl = torch.zeros_like(old_logp)
+        total = surrogate.value
         if self.beta > 0:
             assert divergence is not None or rollouts.ref_logp is not None
             total = total - self.beta * kl

@@ -15,9 +15,10 @@ def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor
 
     Every rank must call it. So each minibatch holds the same prompts for any number of ranks.
     """
-    everyone = sorted({id for ids in ranks.gather({*prompt_ids}) for id in ids})
-    minibatch = {id: index * num_minibatches // len(everyone) for index, id in enumerate(everyone)}
-    return torch.tensor([minibatch[id] for id in prompt_ids], dtype=torch.int64)
+    ids_by_rank = ranks.gather({*prompt_ids})
+    all_ids = sorted({id for ids in ids_by_rank for id in ids})
+    minibatch_by_id = {id: index * num_minibatches // len(all_ids) for index, id in enumerate(all_ids)}
+    return torch.tensor([minibatch_by_id[id] for id in prompt_ids], dtype=torch.int64)
 
 
 def moving_rows(rollouts: Rollouts) -> Tensor:
@@ -26,11 +27,12 @@ def moving_rows(rollouts: Rollouts) -> Tensor:
     Where no rank has such a row, one is kept, of weight if there is any: the optimizer must have a gradient, if a zero
     one. Every rank must call it.
     """
-    row, weighs = segments(rollouts.lengths), rollouts.weight != 0
-    moving = row[weighs & (rollouts.advantage != 0)].unique()
+    row = segments(rollouts.lengths)
+    has_weight = rollouts.weight != 0
+    moving = row[has_weight & (rollouts.advantage != 0)].unique()
     if any(ranks.gather(len(moving) > 0)):
         return moving
-    for rows in (row[weighs].unique(), torch.arange(len(rollouts))):
+    for rows in (row[has_weight].unique(), torch.arange(len(rollouts))):
         has_rows = ranks.gather(len(rows) > 0)
         if any(has_rows):
             return rows[: int(ranks.rank() == has_rows.index(True))]
@@ -42,6 +44,7 @@ def idle_pack(temperature: float) -> Rollouts:
 
     Every number is 0: whatever reads the packs of other ranks finds the same here. Its row is -1: no completion's.
     """
-    one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    ones = torch.ones(1, dtype=torch.int64)
+    zeros = torch.zeros(1, dtype=torch.int64)
     columns = {name: torch.zeros(1, dtype=torch.float32) for name in Rollouts.NAMES}
-    return Rollouts(zero, one, zero, zero, one, row=-one, columns=columns, temperature=temperature)
+    return Rollouts(zeros, ones, zeros, zeros, ones, row=-ones, columns=columns, temperature=temperature)

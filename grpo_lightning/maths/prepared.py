@@ -27,5 +27,5 @@ def gathered(values: Tensor) -> Tensor:
 
 def rank_in_step(values: Tensor) -> Tensor:
     """[N] the fraction of the numbers of all ranks that are smaller. Every rank must call it."""
-    everyone = gathered(values).sort().values
-    return torch.searchsorted(everyone, values) / len(everyone)
+    values_of_step = gathered(values).sort().values
+    return torch.searchsorted(values_of_step, values) / len(values_of_step)

@@ -11,8 +11,8 @@ KEYS_PER_TOKEN = 4  # most keys in a pack, per token of its budget: attention co
 
 def flat(lists: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """The numbers of some lists end to end, and the length of each: [[5, 6], [7]] -> [5, 6, 7] and [2, 1], int64."""
-    values = torch.tensor([value for one in lists for value in one], dtype=torch.int64)
-    return values, torch.tensor([len(one) for one in lists], dtype=torch.int64)
+    values = torch.tensor([value for numbers in lists for value in numbers], dtype=torch.int64)
+    return values, torch.tensor([len(numbers) for numbers in lists], dtype=torch.int64)
 
 
 def starts(lengths: Tensor) -> Tensor:
@@ -73,19 +73,22 @@ def group_budget(
     packs: list[list[int]] = []
     tokens = keys = 0
     for index in sorted(rows, key=lambda index: (-max(lengths[row] for row in rows[index]), index)):
-        prompt, drawn = prompt_lengths[index], sum(lengths[row] for row in rows[index])
+        prompt = prompt_lengths[index]
+        completions = sum(lengths[row] for row in rows[index])
         pieces = [rows[index]]
-        if prompt + drawn > limit or prompt * len(rows[index]) + drawn > KEYS_PER_TOKEN * limit:
+        if prompt + completions > limit or prompt * len(rows[index]) + completions > KEYS_PER_TOKEN * limit:
             pieces = [[row] for row in sorted(rows[index], key=lambda row: (-lengths[row], row))]
-        given = prompt  # 0 once the pack has this prompt
+        new_prompt = prompt  # 0 once the pack has this prompt
         for piece in pieces:
-            drawn = sum(lengths[row] for row in piece)
-            new_keys = prompt * len(piece) + drawn
-            if not packs or tokens + given + drawn > limit or keys + new_keys > KEYS_PER_TOKEN * limit:
+            completions = sum(lengths[row] for row in piece)
+            new_keys = prompt * len(piece) + completions
+            if not packs or tokens + new_prompt + completions > limit or keys + new_keys > KEYS_PER_TOKEN * limit:
                 packs.append([])
-                tokens, keys, given = 0, 0, prompt
+                tokens, keys, new_prompt = 0, 0, prompt
             packs[-1] += piece
-            tokens, keys, given = tokens + given + drawn, keys + new_keys, 0
+            tokens += new_prompt + completions
+            keys += new_keys
+            new_prompt = 0
     return packs
 
 

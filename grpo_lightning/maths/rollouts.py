@@ -23,19 +23,26 @@ class Rollouts(Columns):
     Rewards, advantages and weightings take such pieces as one completion.
     """
 
-    prompt_token_ids: Tensor  # [sum of prompt lengths] int64, the prompts end to end, each once
-    prompt_lengths: Tensor  # [Q] int64, tokens of each prompt, at least 1
-    group: Tensor  # [B] int64, index of each completion's prompt
-    token_ids: Tensor  # [N] int64, the drawn tokens end to end, stop tokens included
-    lengths: Tensor  # [B] int64, the paper's |o_i|: drawn tokens of each row, at least 1
-    context: Context | None = None  # given tokens; None if everything was drawn
+    prompt_token_ids: Tensor
+    """[sum of prompt lengths] int64, the prompts end to end, each once."""
+    prompt_lengths: Tensor
+    """[Q] int64, tokens of each prompt, at least 1."""
+    group: Tensor
+    """[B] int64, index of each completion's prompt."""
+    token_ids: Tensor
+    """[N] int64, the drawn tokens end to end, stop tokens included."""
+    lengths: Tensor
+    """[B] int64, the paper's |o_i|: drawn tokens of each row, at least 1."""
+    context: Context | None = None
+    """Given tokens; None if everything was drawn."""
     row: Tensor = None  # type: ignore[assignment]
     """[B] int64, index of the completion in the exploration step; by default 0, 1, 2, ..."""
     truncated: Tensor = None  # type: ignore[assignment]
     """[B] bool, True for completions cut off at `max_new_tokens`; by default none."""
     columns: dict[str, Tensor] = field(default_factory=dict)
     """[N] float32 Â, weight, log-probs and more by name: the properties of `Columns`."""
-    temperature: float = 1.0  # log π_θ is the log-softmax of logits / temperature
+    temperature: float = 1.0
+    """log π_θ is the log-softmax of logits / temperature."""
     sizes: Sizes = None  # type: ignore[assignment]
     """Lengths on the host, copied there by default."""
 
@@ -59,7 +66,7 @@ class Rollouts(Columns):
         group: Sequence[int],
         completions: Sequence[Sequence[int]],
         drawn: Sequence[Sequence[bool]] | None = None,
-        **more: Any,
+        **fields: Any,
     ) -> "Rollouts":
         """Rollouts from lists of token ids.
 
@@ -68,31 +75,37 @@ class Rollouts(Columns):
             group: [B] index of each completion's prompt.
             completions: [B] token ids of each completion, drawn and given.
             drawn: [B] True for each token that the policy drew; the others are context. None: it drew all.
-            more: Further arguments of `Rollouts`.
+            fields: Further arguments of `Rollouts`.
         """
-        (token_ids, lengths), context = ragged.flat(completions), None
-        if drawn is not None and drawn != [[True] * len(one) for one in completions]:
+        token_ids, lengths = ragged.flat(completions)
+        context = None
+        if drawn is not None and drawn != [[True] * len(completion) for completion in completions]:
             token_ids, lengths, context = Context.split(token_ids, lengths, drawn)
-        rows = torch.tensor(group, dtype=torch.int64)
-        return cls(*ragged.flat(prompts), rows, token_ids, lengths, context, **more)
+        group_of_row = torch.tensor(group, dtype=torch.int64)
+        return cls(*ragged.flat(prompts), group_of_row, token_ids, lengths, context, **fields)
 
     @classmethod
-    def concat(cls, parts: Sequence["Rollouts"], num_rows: Sequence[int] | None = None) -> "Rollouts":
-        """Several rollouts end to end; a part without tokens may lack columns that others have.
+    def concat(cls, batches: Sequence["Rollouts"], num_rows: Sequence[int] | None = None) -> "Rollouts":
+        """Several rollouts end to end; a batch without tokens may lack columns that others have.
 
-        `num_rows` is what each part adds to the `row` of the next ones, by default its length.
+        `num_rows` is what each batch adds to the `row` of the next ones, by default its length.
         """
-        assert len({part.temperature for part in parts}) == 1
-        fields: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in FIELDS}
-        rows, length = num_rows or [len(part) for part in parts], torch.tensor([len(part) for part in parts])
-        for name, counts in (("row", rows), ("group", [len(part.prompt_lengths) for part in parts])):
-            fields[name] += ragged.spread(ragged.starts(torch.tensor(counts)), length).to(fields[name].device)
-        columns = dict.fromkeys(name for part in parts for name in part.columns)
+        assert len({batch.temperature for batch in batches}) == 1
+        fields: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in FIELDS}
+
+        # Indices of rows and of prompts count on from one batch to the next.
+        batch_lengths = [len(batch) for batch in batches]
+        num_prompts = [len(batch.prompt_lengths) for batch in batches]
+        for name, counts in (("row", num_rows or batch_lengths), ("group", num_prompts)):
+            offsets = ragged.spread(ragged.starts(torch.tensor(counts)), torch.tensor(batch_lengths))
+            fields[name] += offsets.to(fields[name].device)
+
+        names = dict.fromkeys(name for batch in batches for name in batch.columns)
         return cls(
             **fields,
-            context=Context.concat([(part.context, part.lengths) for part in parts]),
-            columns={name: torch.cat([p.columns[name] for p in parts if name in p.columns]) for name in columns},
-            temperature=parts[0].temperature,
+            context=Context.concat([(batch.context, batch.lengths) for batch in batches]),
+            columns={name: torch.cat([b.columns[name] for b in batches if name in b.columns]) for name in names},
+            temperature=batches[0].temperature,
         )
 
     def __len__(self) -> int:
@@ -102,8 +115,8 @@ class Rollouts(Columns):
     @property
     def begins(self) -> Tensor:
         """[B] bool, True where a completion begins: consecutive rows of the same `row` are pieces of one."""
-        before = torch.cat([self.row.new_full((1,), -2), self.row])[: len(self)]
-        return self.row != before
+        previous_row = torch.cat([self.row.new_full((1,), -2), self.row])[: len(self)]
+        return self.row != previous_row
 
     @property
     def completion(self) -> Tensor:

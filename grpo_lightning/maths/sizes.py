@@ -13,9 +13,12 @@ from grpo_lightning.maths import ragged
 class Context(NamedTuple):
     """Tokens inside completions that somebody else wrote: a tool's answer, an environment's turn."""
 
-    ids: Tensor  # [M] int64, end to end
-    lengths: Tensor  # [B] int64, given tokens of each completion
-    position: Tensor  # [N] int64, index of each drawn token among the drawn and given tokens of its completion
+    ids: Tensor
+    """[M] int64, end to end."""
+    lengths: Tensor
+    """[B] int64, given tokens of each completion."""
+    position: Tensor
+    """[N] int64, index of each drawn token among the drawn and given tokens of its completion."""
 
     def to(self, device: torch.device | str) -> "Context":
         """The same on another device."""
@@ -31,29 +34,40 @@ class Context(NamedTuple):
     ) -> tuple[Tensor, Tensor, "Context"]:
         """The drawn tokens [N] of [N + M] `token_ids`, their lengths [B], and the others as context."""
         assert [len(flags) for flags in drawn] == lengths.tolist(), "one flag per token"
-        own = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
-        own_lengths = ragged.segment_sum(own.long(), ragged.segments(lengths), len(lengths))
-        assert int(own_lengths.min()) > 0, "a completion has at least one drawn token"
-        return token_ids[own], own_lengths, cls(token_ids[~own], lengths - own_lengths, ragged.positions(lengths)[own])
+        is_drawn = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
+        num_drawn = ragged.segment_sum(is_drawn.long(), ragged.segments(lengths), len(lengths))
+        assert int(num_drawn.min()) > 0, "a completion has at least one drawn token"
+        position = ragged.positions(lengths)[is_drawn]
+        return token_ids[is_drawn], num_drawn, cls(token_ids[~is_drawn], lengths - num_drawn, position)
 
     @classmethod
-    def concat(cls, parts: Sequence[tuple["Context | None", Tensor]]) -> "Context | None":
-        """Several end to end, each with the [B] drawn tokens of its completions; None if none has any."""
-        if not any(context for context, _ in parts):
+    def concat(cls, batches: Sequence[tuple["Context | None", Tensor]]) -> "Context | None":
+        """Several end to end, each with the [B] numbers of drawn tokens of its completions; None if none has any."""
+        if not any(context for context, _ in batches):
             return None
-        whole = [context or cls(own[:0], torch.zeros_like(own), ragged.positions(own)) for context, own in parts]
-        return cls(*map(torch.cat, zip(*whole, strict=True)))
+        contexts = [context or cls.empty(num_drawn) for context, num_drawn in batches]
+        return cls(*map(torch.cat, zip(*contexts, strict=True)))
+
+    @classmethod
+    def empty(cls, num_drawn: Tensor) -> "Context":
+        """The context of completions of [B] `num_drawn` tokens that the policy drew alone."""
+        return cls(num_drawn[:0], torch.zeros_like(num_drawn), ragged.positions(num_drawn))
 
 
 @dataclass(slots=True)
 class Sizes:
     """Lengths and positions on the host, so that laying out a forward pass does not wait for a GPU."""
 
-    prompt_lengths: Tensor  # [Q] int64
-    group: Tensor  # [B] int64
-    lengths: Tensor  # [B] int64, drawn tokens alone
-    completion_lengths: Tensor  # [B] int64, drawn and given tokens
-    position: Tensor  # [N] int64, index of each drawn token in its completion
+    prompt_lengths: Tensor
+    """[Q] int64."""
+    group: Tensor
+    """[B] int64."""
+    lengths: Tensor
+    """[B] int64, drawn tokens alone."""
+    completion_lengths: Tensor
+    """[B] int64, drawn and given tokens."""
+    position: Tensor
+    """[N] int64, index of each drawn token in its completion."""
 
     @classmethod
     def of(cls, prompt_lengths: Tensor, group: Tensor, lengths: Tensor, context: Context | None) -> "Sizes":
@@ -76,9 +90,9 @@ class Sizes:
     @property
     def order(self) -> Tensor:
         """[N + M] index of each token of all completions, end to end, among the drawn tokens and then the given."""
-        given = torch.ones(int(self.completion_lengths.sum()), dtype=torch.bool)
-        given[self.drawn] = False
-        index = torch.cat([self.drawn, given.nonzero().flatten()])
+        is_context = torch.ones(int(self.completion_lengths.sum()), dtype=torch.bool)
+        is_context[self.drawn] = False
+        index = torch.cat([self.drawn, is_context.nonzero().flatten()])
         return torch.empty_like(index).index_copy_(0, index, torch.arange(len(index)))
 
     def packs(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:

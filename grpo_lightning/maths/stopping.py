@@ -43,9 +43,10 @@ class AllSettled(StopRule):
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
         if len(updates) % num_minibatches:
             return False
-        first, *others = updates[-num_minibatches:]
-        done = sum(others, first)
-        return bool(done.clipped_low + done.clipped_high >= self.fraction * (done.pushing - done.unreachable))
+        first, *later = updates[-num_minibatches:]
+        of_pass = sum(later, first)
+        num_settled = of_pass.clipped_low + of_pass.clipped_high
+        return bool(num_settled >= self.fraction * (of_pass.pushing - of_pass.unreachable))
 
 
 class ObjectivePlateau(StopRule):
@@ -98,10 +99,13 @@ class KLAbove(StopRule):
 class Passes:
     """The optimizer updates of one exploration step as they happen, and what ended them."""
 
-    rule: StopRule  # asked at every update but the first
-    num_minibatches: int  # updates of one pass
+    rule: StopRule
+    """Asked at every update but the first."""
+    num_minibatches: int
+    """Updates of one pass."""
     updates: list[Diagnostics] = field(default_factory=list)
-    ended_by: str | None = None  # the name of the rule that ended them
+    ended_by: str | None = None
+    """The name of the rule that ended them."""
 
     @property
     def ended(self) -> bool:

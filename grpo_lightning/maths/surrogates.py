@@ -18,10 +18,14 @@ from grpo_lightning.types import require
 class SurrogateResult:
     """The objective of N tokens, and which of them are at a bound."""
 
-    value: Tensor  # [N] objective to maximise, with gradient through log π_θ
-    clipped_low: Tensor  # [N] bool: a bad token at its lower bound or beyond
-    clipped_high: Tensor  # [N] bool: a token at its upper bound or beyond
-    unreachable: Tensor  # [N] bool: a good token whose upper bound lies beyond probability 1
+    value: Tensor
+    """[N] objective to maximise, with gradient through log π_θ."""
+    clipped_low: Tensor
+    """[N] bool: a bad token at its lower bound or beyond."""
+    clipped_high: Tensor
+    """[N] bool: a token at its upper bound or beyond."""
+    unreachable: Tensor
+    """[N] bool: a good token whose upper bound lies beyond probability 1."""
 
     @classmethod
     def unbounded(cls, value: Tensor) -> "SurrogateResult":
