@@ -32,9 +32,10 @@ class Ahead(Synchronous):
 
     def setup(self, inputs: SourceInputs) -> None:
         super().setup(inputs)
-        explorer, name = inputs.explorer, f"loop.source={type(self).__name__}"
-        rewards = [part for reward in explorer.scorer.rewards for part in reward.with_parts()]
-        late = [part.name for part in rewards if not part.scores_early]
+        explorer = inputs.explorer
+        name = f"loop.source={type(self).__name__}"
+        rewards = [nested for reward in explorer.scorer.rewards for nested in reward.with_parts()]
+        late_rewards = [reward.name for reward in rewards if not reward.scores_early]
         require(
             explorer.engine.draws_elsewhere,
             f"{name}: {type(explorer.engine).__name__} draws with what the training computes with. Use "
@@ -45,9 +46,9 @@ class Ahead(Synchronous):
             f"{name}: conversations with an environment are not drawn ahead. Use loop.source=Synchronous",
         )
         require(
-            not inputs.dynamic_sampling or (not late and self.depth == 1),
+            not inputs.dynamic_sampling or (not late_rewards and self.depth == 1),
             f"{name}: loop.dynamic_sampling needs the scores of a step before the next one is drawn, and these rewards "
-            f"score later: {late}. Leave it out, or use loop.source=Synchronous",
+            f"score later: {late_rewards}. Leave it out, or use loop.source=Synchronous",
         )
         explorer.settle = self._settle
         self._draws: deque[Draw] = deque()  # of this step and those to come
@@ -62,7 +63,7 @@ class Ahead(Synchronous):
         wait = perf_counter() - started
         self._begin(step, step + 1 + self.depth)
         idle = perf_counter() - draw.ended
-        exploration = draw.whole or self._explored(draw)
+        exploration = draw.exploration or self._explored(draw)
         self._draws.popleft()
         exploration.seconds["wait"] = wait
         exploration.metrics["rollout/lag"] = step - draw.begun
@@ -106,9 +107,9 @@ class Ahead(Synchronous):
             # A rank that brings weights would end what another still draws.
             ranks.gather(None)
             draw.is_settled = True
-        if self.inputs.dynamic_sampling and draw.whole is None:
+        if self.inputs.dynamic_sampling and draw.exploration is None:
             # Further rounds need the weights of the first, which are still there.
-            draw.whole = self._explored(draw)
+            draw.exploration = self._explored(draw)
 
     def _explored(self, draw: Draw) -> Exploration:
         """The step of a draw, with all its rounds and scores."""
@@ -125,7 +126,9 @@ class Ahead(Synchronous):
         with run.explorer.scorer.begin() as scoring:
             scores = scoring.scores(samples)
         rollouts = run.explorer.sampler.rollouts(samples, run.group_size, run.sampling.temperature)
-        versions = [one for sample in samples for one in sample.versions or [draw.version] * len(sample.token_ids)]
+        versions = [
+            version for sample in samples for version in sample.versions or [draw.version] * len(sample.token_ids)
+        ]
         return Exploration(
             samples=samples,
             scores=scores,

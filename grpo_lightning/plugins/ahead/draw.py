@@ -38,7 +38,8 @@ class Draw(Thread):
         super().__init__(name="grpo-ahead", daemon=True)
         self.inputs, self.ids, self.step, self.begun, self.version = inputs, ids, step, begun, version
         self.rounds: dict[range, list[Sample]] = {}  # the completions of each round by its questions
-        self.whole: Exploration | None = None  # the scored step, where its further rounds could not wait
+        self.exploration: Exploration | None = None
+        """The scored step, where its further rounds could not wait."""
         self.is_settled = False  # True once all ranks have waited for it
         self.seconds = self.ended = 0.0  # of the first round; 0 after a resume
         self._prompts = inputs.data.ask(ids)
@@ -58,9 +59,9 @@ class Draw(Thread):
         """Draws a round."""
         run = self.inputs
         work = run.policy, prompts, run.group_size, run.sampling, RandomKey(run.seed, self.step)
-        with closing(run.explorer.sampler.draw(run.explorer.engine, *work)) as drawing:
-            ended = dict(drawing)
-        self.rounds[ids] = [ended[row] for row in sorted(ended)]
+        with closing(run.explorer.sampler.draw(run.explorer.engine, *work)) as samples_with_rows:
+            sample_by_row = dict(samples_with_rows)
+        self.rounds[ids] = [sample_by_row[row] for row in sorted(sample_by_row)]
 
     def wait(self) -> None:
         """Waits for the end; raises what went wrong. Signals and another rank's failure are heard meanwhile."""
@@ -71,9 +72,10 @@ class Draw(Thread):
 
     def state_dict(self) -> dict[str, Any]:
         """The completions of all ranks as plain values. Every rank must call it."""
-        own = [[_packed(sample) for sample in samples] for samples in self.rounds.values()]
-        everyone = [[*chain.from_iterable(parts)] for parts in zip(*ranks.gather(own), strict=True)]
-        rounds = [(ids.start, ids.stop, rows) for ids, rows in zip(self.rounds, everyone, strict=True)]
+        rounds_of_rank = [[_packed(sample) for sample in samples] for samples in self.rounds.values()]
+        rounds_of_ranks = zip(*ranks.gather(rounds_of_rank), strict=True)
+        rows_by_round = [[*chain.from_iterable(rows_by_rank)] for rows_by_rank in rounds_of_ranks]
+        rounds = [(ids.start, ids.stop, rows) for ids, rows in zip(self.rounds, rows_by_round, strict=True)]
         return {name: getattr(self, name) for name in NUMBERS} | {"rounds": rounds}
 
     @classmethod
@@ -84,11 +86,14 @@ class Draw(Thread):
         draw.is_settled = True
         for ids, rows in rounds.items():
             prompts = draw._prompts if ids == draw.ids else inputs.data.ask(ids)
-            marked = [
-                (row, one) for one in prompts for row in rows if (row["id"], row["prompt"]) == (one.id, mark(one))
+            prompts_of_rows = [
+                (row, prompt)
+                for prompt in prompts
+                for row in rows
+                if (row["id"], row["prompt"]) == (prompt.id, mark(prompt))
             ]
-            draw.rounds[ids] = [_unpacked(row, one) for row, one in marked]
-            if len(marked) != len(prompts) * inputs.group_size:
+            draw.rounds[ids] = [_unpacked(row, prompt) for row, prompt in prompts_of_rows]
+            if len(prompts_of_rows) != len(prompts) * inputs.group_size:
                 return None
         return draw if len(draw.ids) == inputs.prompts_per_step else None
 

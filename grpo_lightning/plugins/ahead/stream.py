@@ -45,8 +45,8 @@ class Stream(Ahead):
         if self.depth > 1:
             lags = [step - self._begun[int(version)] for version in exploration.rollouts.columns[VERSION]]
             totals, counts, largest = zip(*ranks.gather((sum(lags), len(lags), max(lags, default=0))), strict=True)
-            late = {"rollout/lag": sum(totals) / max(1, sum(counts)), "rollout/lag_max": max(largest)}
-            exploration.metrics |= late
+            exploration.metrics["rollout/lag"] = sum(totals) / max(1, sum(counts))
+            exploration.metrics["rollout/lag_max"] = max(largest)
         return exploration
 
     def _begin(self, step: int, stop: int) -> None:

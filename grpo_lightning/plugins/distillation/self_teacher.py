@@ -12,7 +12,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot, RecordedLogp
-from grpo_lightning.types import Sample, UsageError, require
+from grpo_lightning.types import Sample, UsageError
 
 
 class SelfTeacher(PolicySnapshot):
@@ -39,12 +39,14 @@ class SelfTeacher(PolicySnapshot):
 
     def question(self, sample: Sample) -> str:
         """What the teacher is asked about a completion."""
-        asked = sample.prompt.question
-        known = asked.metadata | {"question": asked.text, "answer": asked.answer, "completion": sample.text}
+        question = sample.prompt.question
+        values = {"question": question.text, "answer": question.answer, "completion": sample.text}
+        value_by_name = question.metadata | values
 
         def value(match: re.Match[str]) -> str:
-            require(match[1] in known, f"model.reference.prompt: {match[0]} is none of {', '.join(known)}")
-            return str(known[match[1]])
+            if match[1] not in value_by_name:
+                raise UsageError(f"model.reference.prompt: {match[0]} is none of {', '.join(value_by_name)}")
+            return str(value_by_name[match[1]])
 
         return re.sub(r"\{(\w+)\}", value, self.prompt)
 
@@ -57,21 +59,24 @@ class SelfTeacher(PolicySnapshot):
     def begin(self, policy: Policy, samples: Sequence[Sample]) -> None:
         self.prompts = [self._token_ids(policy, sample) for sample in samples]
         limit = policy.context_length
-        for own, sample in zip(self.prompts, samples, strict=True):
-            if limit is not None and len(own) + len(sample.token_ids) > limit:
-                source = sample.prompt.question.source
-                problem = f"with {len(sample.token_ids)} tokens of a completion it exceeds the context of {limit}"
-                raise UsageError(f"model.reference.prompt: for {source} it has {len(own)} tokens, and {problem}")
+        for prompt_ids, sample in zip(self.prompts, samples, strict=True):
+            if limit is not None and len(prompt_ids) + len(sample.token_ids) > limit:
+                raise UsageError(
+                    f"model.reference.prompt: for {sample.prompt.question.source} it has {len(prompt_ids)} tokens, and "
+                    f"with {len(sample.token_ids)} tokens of a completion it exceeds the context of {limit}"
+                )
 
     def _token_ids(self, policy: Policy, sample: Sample) -> list[int]:
         """The prompt with another question in it."""
         prompt, encode = sample.prompt, policy.tokenizer.encode
-        asked = prompt.question.text.strip()  # chat templates strip it
-        stands = f"{prompt.question.source}: its question must stand in its prompt once, as it is, to be replaced"
-        require(bool(asked) and prompt.text.count(asked) == 1, stands)
-        before, _, after = prompt.text.partition(asked)
-        special = encode(prompt.text, add_special_tokens=False) != prompt.token_ids
-        return list(encode(before + self.question(sample).strip() + after, add_special_tokens=special))
+        question = prompt.question.text.strip()  # chat templates strip it
+        if not question or prompt.text.count(question) != 1:
+            raise UsageError(
+                f"{prompt.question.source}: its question must stand in its prompt once, as it is, to be replaced"
+            )
+        text = prompt.text.replace(question, self.question(sample).strip())
+        adds_special_tokens = encode(prompt.text, add_special_tokens=False) != prompt.token_ids
+        return list(encode(text, add_special_tokens=adds_special_tokens))
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
         return self.snapshot.scored(policy, self.seen(rollouts), read)
@@ -81,8 +86,17 @@ class SelfTeacher(PolicySnapshot):
         rows = rollouts.row.tolist()
         if len({*rows}) < len(rows):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")
-        index: dict[tuple[int, ...], int] = {}
-        of_row = [index.setdefault(tuple(self.prompts[row] if row >= 0 else [0]), len(index)) for row in rows]
-        ids, lengths, group = (one.to(rollouts.row.device) for one in (*ragged.flat([*index]), torch.tensor(of_row)))
-        asked: dict[str, Any] = {"prompt_token_ids": ids, "prompt_lengths": lengths, "group": group, "sizes": None}
-        return replace(rollouts, **asked)
+        index_by_prompt: dict[tuple[int, ...], int] = {}
+        group = [
+            index_by_prompt.setdefault(tuple(self.prompts[row] if row >= 0 else [0]), len(index_by_prompt))
+            for row in rows
+        ]
+        token_ids, lengths = ragged.flat([*index_by_prompt])
+        device = rollouts.row.device
+        return replace(
+            rollouts,
+            prompt_token_ids=token_ids.to(device),
+            prompt_lengths=lengths.to(device),
+            group=torch.tensor(group).to(device),
+            sizes=None,  # type: ignore[arg-type]
+        )

@@ -21,7 +21,7 @@ class States:
         """Reads them in a forward. With `keeps_head` the head's weights, gathered for that forward, outlive it."""
         if keeps_head:
             head, embedding = copy.copy(head), copy.copy(head.embedding)
-            weights = {name: own.detach().clone() for name, own in embedding.named_parameters(recurse=False)}
+            weights = {name: weight.detach().clone() for name, weight in embedding.named_parameters(recurse=False)}
             vars(embedding)["_parameters"] = {name: weights.get(name) for name in embedding._parameters}
             head.embedding = embedding
         return [cls(hidden, head)]

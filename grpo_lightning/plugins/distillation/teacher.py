@@ -36,13 +36,15 @@ class Teacher(FrozenCopy):
     def check(self, policy: Policy) -> None:
         """Raises UsageError for what its folder lacks, and where a token of the policy has another id."""
         self.policy.check()
-        mine, its = policy.tokenizer.get_vocab(), self.policy.tokenizer.get_vocab()
-        differ = [token for token, id in mine.items() if its.get(token) != id]
+        policy_ids = policy.tokenizer.get_vocab()
+        teacher_ids = self.policy.tokenizer.get_vocab()
+        differ = [token for token, id in policy_ids.items() if teacher_ids.get(token) != id]
         if differ:
+            token = differ[0]
             raise UsageError(
-                f"{self.policy.key}.path={self.policy.path}: its vocabulary is not the policy's: {differ[0]!r} is "
-                f"{its.get(differ[0], 'missing')} there and {mine[differ[0]]} in {policy.path} ({len(differ)} differ); "
-                "give a teacher of the policy's family"
+                f"{self.policy.key}.path={self.policy.path}: its vocabulary is not the policy's: {token!r} is "
+                f"{teacher_ids.get(token, 'missing')} there and {policy_ids[token]} in {policy.path} "
+                f"({len(differ)} differ); give a teacher of the policy's family"
             )
 
     def refresh(self, policy: Policy) -> None:
@@ -61,5 +63,5 @@ def _leave_out(teacher: nn.Module, state: dict[str, Any], prefix: str, metadata:
 
 def _put_in(teacher: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
     """A checkpoint has none of its tensors: they stay as they are."""
-    for part, module in teacher.named_children():
-        state.update(module.state_dict(prefix=f"{prefix}{part}."))
+    for name, module in teacher.named_children():
+        state.update(module.state_dict(prefix=f"{prefix}{name}."))

@@ -18,7 +18,7 @@ from transformers import (
 
 from grpo_lightning.maths.ragged import token_budget
 from grpo_lightning.policy import pretrained
-from grpo_lightning.types import at_least, require
+from grpo_lightning.types import UsageError, at_least
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -63,11 +63,16 @@ class Classifier:
     @cached_property
     def model(self) -> PreTrainedModel:
         """The weights, of a classifier of tokens."""
-        given, found = f"{self.key}={self.path}", (self.config.architectures or ["unknown"])[0]
+        architecture = (self.config.architectures or ["unknown"])[0]
+        if not architecture.endswith("TokenClassification"):
+            raise UsageError(
+                f"{self.key}={self.path}: its architecture is {architecture}; give one that classifies tokens"
+            )
         labels = self.config.num_labels
-        classifies = found.endswith("TokenClassification")
-        require(classifies, f"{given}: its architecture is {found}; give one that classifies tokens")
-        require(labels <= 2, f"{given}: it has {labels} labels; expected 1, or 2 of which the second is `right`")
+        if labels > 2:
+            raise UsageError(
+                f"{self.key}={self.path}: it has {labels} labels; expected 1, or 2 of which the second is `right`"
+            )
         options = self.options | {"dtype": self.dtype}
         model = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
         return model.requires_grad_(False).to(self.device)
@@ -90,10 +95,11 @@ class Classifier:
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """The float32 logits of token ids: [B, num_labels] of sequences, [B, longest, num_labels] of tokens."""
-        padding, config = self.padding, self.model.config
+        padding = self.padding
+        config = self.model.config
         if padding is None:
-            seen = {token for row in rows for token in row}
-            padding = next(token for token in range(config.vocab_size) if token not in seen)
+            input_tokens = {token for row in rows for token in row}
+            padding = next(token for token in range(config.vocab_size) if token not in input_tokens)
         # A text without any token is read as one token of padding.
         ids = [torch.tensor(row or [padding], dtype=torch.int64) for row in rows]
         input_ids = pad_sequence(ids, batch_first=True, padding_value=padding).to(self.device)
@@ -107,12 +113,12 @@ class Classifier:
     @torch.no_grad()
     def logits(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
         """The logits of each input, on the CPU: [num_labels], or of tokens [its length, num_labels]."""
-        found = [torch.empty(0)] * len(rows)
+        logits = [torch.empty(0)] * len(rows)
         for indices in token_budget([len(row) for row in rows], self.max_tokens):
             pack = self.forward([rows[index] for index in indices]).cpu()
-            for index, own in zip(indices, pack, strict=True):
-                found[index] = own if own.ndim == 1 else own[: len(rows[index])]
-        return found
+            for index, logits_of_row in zip(indices, pack, strict=True):
+                logits[index] = logits_of_row if logits_of_row.ndim == 1 else logits_of_row[: len(rows[index])]
+        return logits
 
 
 @contextmanager
@@ -143,9 +149,9 @@ class RewardModel(Classifier):
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]), float32(self.device):
             torch.manual_seed(0)
             options = {"num_labels": 1, "dtype": self.dtype, "output_loading_info": True}
-            model, found = pretrained.load(AutoModelForSequenceClassification, self.path, self.key, **options)
+            model, loading_info = pretrained.load(AutoModelForSequenceClassification, self.path, self.key, **options)
             for name, parameter in model.named_parameters():
-                if name in found["missing_keys"] and parameter.shape[0] == 1:
+                if name in loading_info["missing_keys"] and parameter.shape[0] == 1:
                     torch.nn.init.zeros_(parameter)
         model.config.pad_token_id = self.padding
         return model.eval().to(self.device)
@@ -179,5 +185,5 @@ class RewardModel(Classifier):
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """[B] scores of the token ids of B texts; equal texts get equal scores."""
         distinct = sorted({*map(tuple, rows)}, key=lambda row: (len(row), row))
-        known = dict(zip(distinct, self.logits(distinct), strict=True))
-        return [float(known[tuple(row)]) for row in rows]
+        logits_by_row = dict(zip(distinct, self.logits(distinct), strict=True))
+        return [float(logits_by_row[tuple(row)]) for row in rows]

@@ -95,12 +95,13 @@ def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The third tensor holds [P] weights, which sum to 1 over the pairs of each prompt.
     """
-    found = []
+    pairs_by_prompt = []
     counts = torch.unique_consecutive(group, return_counts=True)[1].tolist()
     for rows in torch.arange(len(group), device=group.device).split(counts):
         better, worse = (label[rows, None] > label[rows]).nonzero(as_tuple=True)
-        found.append((rows[better], rows[worse], torch.full((len(better),), 1 / max(len(better), 1)).to(label.device)))
-    better, worse, weight = map(torch.cat, zip(*found, strict=True))
+        weight = torch.full((len(better),), 1 / max(len(better), 1)).to(label.device)
+        pairs_by_prompt.append((rows[better], rows[worse], weight))
+    better, worse, weight = map(torch.cat, zip(*pairs_by_prompt, strict=True))
     return better, worse, weight
 
 

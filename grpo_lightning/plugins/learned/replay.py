@@ -43,10 +43,10 @@ class LabelledGroup:
 
     def balanced(self, per_label: int) -> "LabelledGroup":
         """A group of the first `per_label` right completions and the first `per_label` wrong ones, in order."""
-        right = [label > RIGHT_ABOVE for label in self.labels]
-        kept = [right[:row].count(own) < per_label for row, own in enumerate(right)]
-        completions, ended, labels = compress(self.completions, kept), compress(self.ended, kept), self.labels
-        return LabelledGroup(self.prompt, [*completions], [*ended], [*compress(labels, kept)])
+        is_right = [label > RIGHT_ABOVE for label in self.labels]
+        is_taken = [is_right[:row].count(verdict) < per_label for row, verdict in enumerate(is_right)]
+        columns = ([*compress(column, is_taken)] for column in (self.completions, self.ended, self.labels))
+        return LabelledGroup(self.prompt, *columns)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "LabelledGroup":
@@ -68,16 +68,16 @@ class LabelledGroup:
 
 def read_labelled(path: Path) -> list[LabelledGroup]:
     """The rows of a JSON lines file: `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels`."""
-    found = []
+    groups = []
     for number, row in READERS[".jsonl"](path):
         try:
-            found.append(LabelledGroup.from_row(row))
+            groups.append(LabelledGroup.from_row(row))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
                 f"{path}:{number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, "
                 "or prompt, completions and labels from 0 to 1"
             ) from error
-    return found
+    return groups
 
 
 def write_labelled(path: Path, groups: Sequence[LabelledGroup]) -> None:
@@ -141,15 +141,15 @@ class ReplayBuffer:
         for group in rng.sample(groups, len(groups)):
             self.strata.setdefault((iteration, group.outcome), []).append(group)
         room = equal_room([len(stratum) for stratum in self.strata.values()], self.size)
-        kept = zip(self.strata.items(), room, strict=True)
-        self.strata = {key: stratum[:size] for (key, stratum), size in kept if size}
+        strata_and_sizes = zip(self.strata.items(), room, strict=True)
+        self.strata = {key: stratum[:size] for (key, stratum), size in strata_and_sizes if size}
 
     def by_iteration(self) -> dict[int, list[LabelledGroup]]:
         """The prompts of each iteration."""
-        found: dict[int, list[LabelledGroup]] = {}
+        groups_by_iteration: dict[int, list[LabelledGroup]] = {}
         for (iteration, _), stratum in self.strata.items():
-            found.setdefault(iteration, []).extend(stratum)
-        return found
+            groups_by_iteration.setdefault(iteration, []).extend(stratum)
+        return groups_by_iteration
 
     def state_dict(self) -> list[Any]:
         """All it holds, for a checkpoint."""
@@ -172,11 +172,11 @@ def equal_room(lengths: Sequence[int], size: int) -> list[int]:
     left = min(size, sum(lengths))
     while left:
         short = [index for index, length in enumerate(lengths) if room[index] < length]
-        each = left // len(short)
-        for index in short if each else short[-left:]:
-            more = min(max(each, 1), lengths[index] - room[index])
-            room[index] += more
-            left -= more
+        share = left // len(short)
+        for index in short if share else short[-left:]:
+            num_added = min(max(share, 1), lengths[index] - room[index])
+            room[index] += num_added
+            left -= num_added
     return room
 
 
@@ -194,11 +194,11 @@ def mixed(
     done = index = 0
     while done < len(order):
         # Rounded down over all batches so far; 1e-9 is for products such as 10 x 0.3, which may be just below 3.
-        before, after = (int(batches * size * replay + 1e-9) for batches in (index, index + 1))
-        old = min(after - before, len(history))
-        batch = order[done : done + size - old]
-        if len(batch) < size - old:
-            old = min(round(len(batch) * replay / (1 - replay)), old)
-        yield batch + rng.sample(history, old), old
+        total_before, total_after = (int(batches * size * replay + 1e-9) for batches in (index, index + 1))
+        num_old = min(total_after - total_before, len(history))
+        batch = order[done : done + size - num_old]
+        if len(batch) < size - num_old:
+            num_old = min(round(len(batch) * replay / (1 - replay)), num_old)
+        yield batch + rng.sample(history, num_old), num_old
         done += len(batch)
         index += 1

@@ -81,8 +81,8 @@ class LearnedReward(Reward):
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
-        known = Path(self.model.path).expanduser() / SEED
-        self.iterations.remember(0, read_labelled(known) if known.is_file() else [])
+        seed_path = Path(self.model.path).expanduser() / SEED
+        self.iterations.remember(0, read_labelled(seed_path) if seed_path.is_file() else [])
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Checks that model and files are there, and lets the labeller read the gold answers."""
@@ -119,8 +119,8 @@ class LearnedReward(Reward):
         rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
         if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
             raise UsageError(f"labeller of LearnedReward: it gave {bad[0]}; a label is a number from 0 to 1")
-        for _, same in groupby(rows, key=lambda row: row.id):
-            _, prompts, completions, _, ended, labels, _ = map(list, zip(*same, strict=True))
+        for _, rows_of_prompt in groupby(rows, key=lambda row: row.id):
+            _, prompts, completions, _, ended, labels, _ = map(list, zip(*rows_of_prompt, strict=True))
             labelled = LabelledGroup(prompts[0], completions, ended, labels)
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
         metrics: dict[str, float] = {}
@@ -140,8 +140,9 @@ class LearnedReward(Reward):
         values = scores.results[self.name].value
         for s, label, status, value in zip(samples, labels.value, labels.status, values, strict=True):
             if not (math.isnan(label) or math.isnan(value) or status in NO_LABEL):
-                ended, prompt = s.finish_reason is FinishReason.STOP, self._prompt(s.prompt)
-                yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), ended, label, value)
+                has_ended = s.finish_reason is FinishReason.STOP
+                prompt = self._prompt(s.prompt)
+                yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), has_ended, label, value)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.labeller is None else self.iterations.state_dict()

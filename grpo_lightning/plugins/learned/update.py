@@ -60,8 +60,8 @@ class RewardUpdate:
     min_gain: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("num_passes", 0), ("batch_size", 1), ("max_forgetting", 0)):
-            at_least(f"update.{name}", getattr(self, name), least, "LearnedReward")
+        for name, minimum in (("num_passes", 0), ("batch_size", 1), ("max_forgetting", 0)):
+            at_least(f"update.{name}", getattr(self, name), minimum, "LearnedReward")
         require(-1 <= self.min_gain < 1, f"update.min_gain={self.min_gain} of LearnedReward: give -1 to below 1")
         require(0 < self.lr < math.inf, f"update.lr={self.lr} of LearnedReward: give more than 0")
 
@@ -69,14 +69,16 @@ class RewardUpdate:
         self, model: RewardModel, batches: Sequence[Batch], new: Sequence[LabelledGroup], old: Sequence[LabelledGroup]
     ) -> Trial:
         """Trains a candidate, tests it on held-out prompts, and restores the old weights unless it is accepted."""
-        kept = {name: value.clone() for name, value in model.model.state_dict().items()}
+        old_weights = {name: value.clone() for name, value in model.model.state_dict().items()}
         held_out = [groups for groups in (new, old) if groups]
-        before = [self.quality(model, groups) for groups in held_out]
+        old_qualities = [self.quality(model, groups) for groups in held_out]
         replayed = self.train(model, batches)
-        both = [*zip(before, (self.quality(model, groups) for groups in held_out), strict=True)]
-        trial = Trial(both[0], both[1] if old else None, replayed)
+        new_qualities = [self.quality(model, groups) for groups in held_out]
+
+        quality_pairs = [*zip(old_qualities, new_qualities, strict=True)]
+        trial = Trial(quality_pairs[0], quality_pairs[1] if old else None, replayed)
         if not self.accepts(trial):
-            model.model.load_state_dict(kept)
+            model.model.load_state_dict(old_weights)
         return trial
 
     def train(self, model: RewardModel, batches: Sequence[Batch]) -> float:
@@ -115,9 +117,9 @@ class RewardUpdate:
 
         A gain of just `min_gain` counts with a smaller loss. Nothing is accepted where an accuracy is NaN.
         """
-        before, after = trial.new
-        gain = after.accuracy - before.accuracy
-        gains = gain > self.min_gain or (gain == self.min_gain and after.loss < before.loss)
+        old_quality, new_quality = trial.new
+        gain = new_quality.accuracy - old_quality.accuracy
+        gains = gain > self.min_gain or (gain == self.min_gain and new_quality.loss < old_quality.loss)
         if trial.old is None:
             return gains
         return gains and trial.old[1].accuracy >= trial.old[0].accuracy - self.max_forgetting - 1e-9
@@ -146,12 +148,13 @@ def packs(model: RewardModel, groups: Sequence[LabelledGroup]) -> Iterator[tuple
     pack: list[LabelledGroup] = []
     rows: list[list[int]] = []
     for group in groups:
-        more = encoded(model, group)
-        if pack and len(rows + more) * max(map(len, rows + more)) > model.max_tokens:
+        new_rows = encoded(model, group)
+        if pack and len(rows + new_rows) * max(map(len, rows + new_rows)) > model.max_tokens:
             yield pack, rows
-            pack, rows = [], []
+            pack = []
+            rows = []
         pack.append(group)
-        rows = rows + more
+        rows = rows + new_rows
     yield pack, rows
 
 
@@ -174,8 +177,9 @@ class Iterations:
     def remember(self, iteration: int, groups: Sequence[LabelledGroup]) -> None:
         """Adds the prompts of an iteration to the buffers."""
         rng = Random(f"{self.replay.seed} remember {iteration}")
-        for buffer, own in zip((self.history, self.test), split(groups, self.replay.held_out), strict=True):
-            buffer.add(iteration, own, rng)
+        trained_on, held_out = split(groups, self.replay.held_out)
+        self.history.add(iteration, trained_on, rng)
+        self.test.add(iteration, held_out, rng)
 
     def end(self, name: str) -> dict[str, float]:
         """Learns from the pending data and remembers it; returns the metrics."""
@@ -184,7 +188,7 @@ class Iterations:
         learns = self.update.num_passes > 0
         remembered = self.test.by_iteration()
         # The iteration remembered last has no accuracy yet.
-        self._best |= self._accuracies({key: own for key, own in remembered.items() if key not in self._best})
+        self._best |= self._accuracies({key: groups for key, groups in remembered.items() if key not in self._best})
         metrics = {"accepted": 0.0, "replayed": 0.0}
         if new and held_out and learns:
             rng = Random(f"{self.replay.seed} train {self.iteration}")
@@ -192,10 +196,10 @@ class Iterations:
             batches = [batch for _ in range(self.update.num_passes) for batch in mixed(*drawing)]
             trial = self.update(self.model, batches, held_out, [*self.test])
             metrics |= self._report(trial, name)
-        now = self._accuracies(remembered)
+        accuracies = self._accuracies(remembered)
         # As in Chaudhry et al. (arXiv 1801.10112, Eq. 3), but never negative, as the best includes the present.
-        self._best |= {iteration: max(self._best[iteration], present) for iteration, present in now.items()}
-        losses = [self._best[iteration] - present for iteration, present in now.items()]
+        self._best |= {iteration: max(self._best[iteration], present) for iteration, present in accuracies.items()}
+        losses = [self._best[iteration] - present for iteration, present in accuracies.items()]
         metrics |= {"version": self.version, "forgetting": sum(losses) / max(len(losses), 1)}
         if waits := bool(groups) and learns and not (new and held_out):
             rank_zero_only(log.warning)(
@@ -213,14 +217,16 @@ class Iterations:
         """Counts and prints an update; returns its metrics."""
         accepted = self.update.accepts(trial)
         self.version += accepted
-        before, after = (quality.accuracy for quality in trial.new)
-        metrics = {"accepted": float(accepted), "replayed": trial.replayed, "new_before": before, "new_after": after}
+        old_accuracy, new_accuracy = (quality.accuracy for quality in trial.new)
+        metrics = {"accepted": float(accepted), "replayed": trial.replayed}
+        metrics |= {"new_before": old_accuracy, "new_after": new_accuracy}
         old = "no earlier iterations"
         if trial.old is not None:
             metrics |= {"old_before": trial.old[0].accuracy, "old_after": trial.old[1].accuracy}
             old = f"on earlier iterations {trial.old[0].accuracy:.3f} -> {trial.old[1].accuracy:.3f}"
         rank_zero_info(
-            f"{name}: iteration {self.iteration + 1}, held-out accuracy {before:.3f} -> {after:.3f}, {old}: "
+            f"{name}: iteration {self.iteration + 1}, "
+            f"held-out accuracy {old_accuracy:.3f} -> {new_accuracy:.3f}, {old}: "
             + (f"accepted as version {self.version}" if accepted else f"undone, version {self.version} stays")
         )
         return metrics

@@ -28,7 +28,8 @@ class PerRewardStd(GroupStd):
         valid = ~rewards.total.isnan()
         group = rewards.group[valid]
         if valid.any():
-            one = super().estimate
-            each = [one(value, group, int(group.max()) + 1) for value in rewards.value[:, valid]]
-            advantage[valid] = over_batch(weighted_sum(rewards.weight, torch.stack(each)), self.advantage_eps)
+            estimate = super().estimate
+            num_groups = int(group.max()) + 1
+            by_reward = [estimate(value, group, num_groups) for value in rewards.value[:, valid]]
+            advantage[valid] = over_batch(weighted_sum(rewards.weight, torch.stack(by_reward)), self.advantage_eps)
         return spread(advantage.float(), rewards.lengths)

@@ -102,12 +102,12 @@ class PrefixTree:
         num_groups = len(sizes.prompt_lengths)
         # Prefixes are numbered: first the empty one of each group, then every one that a token ends.
         prefixes: dict[tuple[int, int], int] = {}
-        ended: list[int] = []
+        prefix_of_token: list[int] = []
         for prefix, length in zip(sizes.group.tolist(), sizes.completion_lengths.tolist(), strict=True):
             for token in islice(tokens, length):
                 prefix = prefixes.setdefault((prefix, token), num_groups + len(prefixes))
-                ended.append(prefix)
+                prefix_of_token.append(prefix)
         # Given tokens are part of a prefix, but nobody tried them. The nodes of the drawn ones are numbered anew.
-        nodes, node = torch.tensor(ended, dtype=torch.int64)[sizes.drawn].unique(return_inverse=True)
+        nodes, node = torch.tensor(prefix_of_token, dtype=torch.int64)[sizes.drawn].unique(return_inverse=True)
         parents = torch.tensor([parent for parent, _ in prefixes], dtype=torch.int64)
         return cls(node.to(device), parents[nodes - num_groups].to(device), num_groups + len(prefixes))

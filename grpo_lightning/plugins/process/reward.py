@@ -135,15 +135,15 @@ class ProcessReward(Reward):
         cuts = self.splitter([sample.text for sample in samples])
         result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], segments=[[] for _ in samples])
         assert result.segments is not None
-        whole = [row for row, cut in enumerate(cuts) if cut.status == Status.OK]
-        ends = [self._ends(samples[row], cuts[row].value) for row in whole]
+        cut_rows = [row for row, cut in enumerate(cuts) if cut.status == Status.OK]
+        ends_by_row = [self._ends(samples[row], cuts[row].value) for row in cut_rows]
         texts = [
-            [samples[row].text[start:end] for start, end in pairwise([0, *own])]
-            for row, own in zip(whole, ends, strict=True)
+            [samples[row].text[start:end] for start, end in pairwise([0, *ends])]
+            for row, ends in zip(cut_rows, ends_by_row, strict=True)
         ]
-        scores = self.scorer.score([samples[row] for row in whole], texts)
-        for row, own, values in zip(whole, ends, scores, strict=True):
-            result.segments[row] = [*map(Segment, own.values(), values)]
+        scores = self.scorer.score([samples[row] for row in cut_rows], texts)
+        for row, ends, values in zip(cut_rows, ends_by_row, scores, strict=True):
+            result.segments[row] = [*map(Segment, ends.values(), values)]
             result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.reduce](values)
         return result
 
@@ -153,11 +153,13 @@ class ProcessReward(Reward):
 
     def _ends(self, sample: Sample, ends: Sequence[int]) -> dict[int, int]:
         """The index of the character after each segment, and that of the segment's last token."""
-        kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else ends
+        if len(ends) > self.max_segments:
+            ends = [*ends[: self.max_segments - 1], ends[-1]]
         first, written = last_turn(sample)
-        tokens = [first + token for token in last_tokens(self.tokenizer, written, sample.text, kept[:-1])]
-        last = {token: end for end, token in zip(kept, [*tokens, len(sample.token_ids) - 1], strict=True)}
-        return {end: token for token, end in last.items()}
+        tokens = [first + token for token in last_tokens(self.tokenizer, written, sample.text, ends[:-1])]
+        # Of segments that end within one token the last one stays.
+        end_by_token = {token: end for end, token in zip(ends, [*tokens, len(sample.token_ids) - 1], strict=True)}
+        return {end: token for token, end in end_by_token.items()}
 
 
 def last_turn(sample: Sample) -> tuple[int, list[int]]:
@@ -180,13 +182,13 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
     def beginning(last: int) -> str:
         return str(tokenizer.decode(ids[: last + 1], skip_special_tokens=True))
 
-    if ends and not (whole := beginning(len(token_ids) - 1)).startswith(text):
+    if ends and not (decoded := beginning(len(token_ids) - 1)).startswith(text):
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path} decodes the completion to {whole[:80]!r}, "
+            f"the tokenizer {tokenizer.name_or_path} decodes the completion to {decoded[:80]!r}, "
             f"not to {text[:80]!r}: give the policy's own tokenizer"
         )
     tokens = [0]
     for end in ends:
-        found = bisect_left(range(len(ids)), True, tokens[-1], key=lambda last: beginning(last).startswith(text[:end]))
-        tokens.append(found)
+        token = bisect_left(range(len(ids)), True, tokens[-1], key=lambda last: beginning(last).startswith(text[:end]))
+        tokens.append(token)
     return tokens[1:]

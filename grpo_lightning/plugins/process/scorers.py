@@ -69,20 +69,21 @@ class TokenModel(SegmentScorer):
         self._classifier.close()
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
-        encode, longest = self._classifier.tokenizer.encode, self._classifier.longest
+        encode = self._classifier.tokenizer.encode
         separator = encode(self.separator, add_special_tokens=False)
-        inputs, ends = [], []
-        for sample, own in zip(samples, segments, strict=True):
-            ids, positions = encode(sample.prompt.text), []
-            for segment in own:
+        inputs, ends_by_sample = [], []
+        for sample, segments_of_sample in zip(samples, segments, strict=True):
+            ids = encode(sample.prompt.text)
+            positions = []
+            for segment in segments_of_sample:
                 ids += encode(segment.strip(), add_special_tokens=False) + separator
                 positions.append(len(ids) - 1)
-            lost = max(0, len(ids) - longest)
-            inputs.append(ids[lost:])
-            ends.append([position - lost for position in positions])
+            num_lost = max(0, len(ids) - self._classifier.longest)
+            inputs.append(ids[num_lost:])
+            ends_by_sample.append([position - num_lost for position in positions])
         return [
-            [_probability(logits[end]) if end >= 0 else math.nan for end in own]
-            for logits, own in zip(self._classifier.logits(inputs), ends, strict=True)
+            [_probability(logits[end]) if end >= 0 else math.nan for end in ends]
+            for logits, ends in zip(self._classifier.logits(inputs), ends_by_sample, strict=True)
         ]
 
 

@@ -63,9 +63,11 @@ class StaleSource(Synchronous):
 
     def state_dict(self) -> dict[str, Any]:
         """The stream of questions, and the weights of the last steps. Every rank must call it."""
-        whole = [{name: assembled(value).cpu() for name, value in one.weights.items()} for one in self.earlier]
-        earlier = [one._asdict() | {"weights": weights} for one, weights in zip(self.earlier, whole, strict=True)]
-        return super().state_dict() | {"earlier": earlier}
+        states = []
+        for earlier in self.earlier:
+            weights = {name: assembled(value).cpu() for name, value in earlier.weights.items()}
+            states.append(earlier._asdict() | {"weights": weights})
+        return super().state_dict() | {"earlier": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there, with as many of the weights as the lag now needs; too few lag less for some steps."""
