@@ -18,6 +18,7 @@ from transformers import (
 
 from grpo_lightning.maths.ragged import token_budget
 from grpo_lightning.policy import pretrained
+from grpo_lightning.policy.rope import context_length, fix_frequencies
 from grpo_lightning.types import at_least, require
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -70,6 +71,7 @@ class Classifier:
         require(labels <= 2, f"{given}: it has {labels} labels; expected 1, or 2 of which the second is `right`")
         options = self.options | {"dtype": self.dtype}
         model = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
+        fix_frequencies(model)
         return model.requires_grad_(False).to(self.device)
 
     def load(self, device: torch.device) -> None:
@@ -85,7 +87,7 @@ class Classifier:
     @property
     def longest(self) -> int:
         """The most tokens of an input."""
-        positions = getattr(self.config, "max_position_embeddings", None) or 2**31
+        positions = context_length(self.config) or 2**31
         return self.max_length or min(positions, self.tokenizer.model_max_length)
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -147,6 +149,7 @@ class RewardModel(Classifier):
             for name, parameter in model.named_parameters():
                 if name in found["missing_keys"] and parameter.shape[0] == 1:
                     torch.nn.init.zeros_(parameter)
+        fix_frequencies(model)
         model.config.pad_token_id = self.padding
         return model.eval().to(self.device)
 
@@ -173,7 +176,7 @@ class RewardModel(Classifier):
         ids += self.tokenizer.encode(completion, add_special_tokens=False, split_special_tokens=True)
         if ended and self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
-        limit = getattr(self.config, "max_position_embeddings", None) or len(ids)
+        limit = context_length(self.config) or len(ids)
         return ids[-limit:], len(ids) > limit
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
