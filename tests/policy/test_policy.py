@@ -96,6 +96,22 @@ def test_log_probs_and_entropy_are_those_of_the_full_softmax(policy, temperature
     assert not scored.entropy.requires_grad
 
 
+@pytest.mark.parametrize("shape", ["llama"])
+def test_a_token_that_is_impossible_adds_nothing_to_the_entropy(policy):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    impossible = sorted({*range(64)} - {*rollouts.token_ids.tolist()})
+    head = policy.model.lm_head
+    head.bias = torch.nn.Parameter(torch.zeros(64).index_fill(0, torch.tensor(impossible), -torch.inf))
+    scored = policy(rollouts, entropy_gradient=True)
+    hidden = policy.compute.hidden(policy.trunk, rollouts, policy.compute.layout(rollouts))
+    possible = sorted({*rollouts.token_ids.tolist()})
+    logp = (hidden @ head.weight[possible].T).log_softmax(-1)
+    assert_close(scored.entropy, -(logp.exp() * logp).sum(-1), rtol=0, atol=2e-6)
+    (scored.logp.sum() + scored.entropy.sum()).backward()
+    gradient = policy.model.get_input_embeddings().weight.grad
+    assert gradient.isfinite().all() and gradient.any()
+
+
 @pytest.mark.parametrize("elements", [1, 64 * 5])
 def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
