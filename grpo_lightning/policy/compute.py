@@ -166,7 +166,8 @@ class Compute:
         def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
             logp = (head(hidden) / temperature).log_softmax(-1)
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-                entropy = -(logp.exp() * logp).sum(-1)
+                # A token that is impossible adds nothing: 0 log 0 is 0.
+                entropy = -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)
             top = logp.topk(num_top) if num_top else ()
             # `sum` over one element makes a copy: FSDP must not get a view as a module's output.
             return logp.gather(-1, token_ids[:, None]).sum(-1), entropy, *reversed(top)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import architecture, pretrained, sharding
+from grpo_lightning.policy import architecture, pretrained, rope, sharding
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.architecture import Head
@@ -66,16 +66,25 @@ class Policy(nn.Module):
 
     @classmethod
     def from_model(
-        cls, model: PreTrainedModel, tokenizer: Any, adapter: LoRA | None = None, compute: Compute | None = None
+        cls,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        adapter: LoRA | None = None,
+        compute: Compute | None = None,
+        *,
+        float32_head: bool = False,
+        dropout: bool = False,
     ) -> "Policy":
-        """A policy around a model and a tokenizer that are loaded already."""
-        policy = cls(path=str(model.name_or_path), adapter=adapter, compute=compute)
-        policy.tokenizer, policy.config = tokenizer, model.config
-        if adapter is not None:
-            policy.base = fingerprint(model)
-            adapter.add(model)
-        policy.model = model.eval()
-        policy.compute.adapt(model, policy.trunk)
+        """A policy around a model and a tokenizer that are loaded already.
+
+        The model itself is prepared as `load` prepares the one that it reads: its dropout is removed, its layers may be
+        exchanged for faster ones, and a model that cannot be trained raises UsageError.
+        """
+        policy = cls(
+            str(model.name_or_path), float32_head=float32_head, dropout=dropout, adapter=adapter, compute=compute
+        )
+        policy.tokenizer = tokenizer
+        policy._take(model.eval())
         return policy
 
     @cached_property
@@ -103,7 +112,10 @@ class Policy(nn.Module):
         """Reads the weights; the second call does nothing."""
         if hasattr(self, "model"):
             return
-        model = self._read_weights()
+        self._take(self._read_weights())
+
+    def _take(self, model: PreTrainedModel) -> None:
+        """Makes a model with its weights the one that is trained, if it can be."""
         if self.adapter is not None:
             self.base = fingerprint(model)
         self.prepare(model)
@@ -115,6 +127,7 @@ class Policy(nn.Module):
 
     def prepare(self, model: PreTrainedModel) -> None:
         """Makes a model as it was read into the one that is passed. Its weights may have no numbers."""
+        rope.fix_frequencies(model)
         if not self.dropout:
             architecture.remove_dropout(model)
         if self.float32_head:
@@ -179,8 +192,12 @@ class Policy(nn.Module):
     @property
     def context_length(self) -> int | None:
         """Longest sequence, prompt and completion together; None if the model sets no limit."""
-        limits = (getattr(self.text_config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-        return next((limit for limit in limits if limit is not None), None)
+        return rope.context_length(self.text_config)
+
+    @property
+    def longrope_length(self) -> int | None:
+        """Length at which `longrope` would change all frequencies: the context ends there. None with other types."""
+        return rope.longrope_length(self.text_config)
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -175,10 +175,11 @@ class TaskData(L.LightningDataModule, Observer):
         if too_long and not self.skip_long:
             first, *more = [questions[row].source for row in too_long]
             also = f" So do {len(more)} more of {len(questions)}: {', '.join(more[:4])}." if more else ""
+            reason = " (its longrope would change there)" if context == self.policy.longrope_length else ""
             raise UsageError(
                 f"{first}: the prompt has {next(iter(too_long.values()))} tokens, and with {key}={new_tokens} it "
-                f"exceeds the model's context of {context}.{also} Lower max_new_tokens, shorten the rows, or set "
-                "data.skip_long=true to leave them out"
+                f"exceeds the model's context of {context}{reason}.{also} Lower max_new_tokens, shorten the rows, or "
+                "set data.skip_long=true to leave them out"
             )
         if too_long:
             left_out = f"{len(too_long)} of {len(questions)} {split} questions"

@@ -14,6 +14,9 @@ from grpo_lightning.policy.machine import Machine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError, at_least
 
+SMALLEST_SCALE = 1.0
+"""Of `16-mixed`: gradients that overflow without being scaled up are too large themselves."""
+
 
 @dataclass
 class Guard:
@@ -21,7 +24,8 @@ class Guard:
 
     Args:
         grad_clip: Largest norm of the gradient; 0 does not clip.
-        max_bad_updates: The run stops after this number of updates in a row whose loss or gradient is not finite.
+        max_bad_updates: The run stops after this number of updates in a row whose loss or gradient is not finite. In
+            `16-mixed` a gradient that overflows because it is scaled up only halves its scale, and does not count.
         max_failed_rewards: Largest fraction of the samples of a step, or a validation, over all ranks, that a reward
             may fail on before the run stops.
     """
@@ -77,16 +81,21 @@ class LightningMachine(Machine):
         self.optimizer.step()
 
     def skip(self, objective: Tensor, grad_norm: Tensor) -> None:
-        module = self.module
+        module, scale = self.module, self.scale
         if self.scaler:
             # As `update` does after an overflow, but by the numbers of all ranks, so that they keep one scale.
-            smaller = self.scale * self.scaler.get_backoff_factor()
+            smaller = scale * self.scaler.get_backoff_factor()
             self.scaler.load_state_dict({**self.scaler.state_dict(), "scale": smaller, "_growth_tracker": 0})
+        # Such gradients overflow because the scale is large: with a smaller one they will not.
+        is_overflow_of_scaled = bool(objective.isfinite()) and scale > SMALLEST_SCALE
+        if is_overflow_of_scaled:
+            return
         module.bad_updates += 1
         module.bad_updates_in_a_row += 1
         if module.bad_updates_in_a_row >= module.guard.max_bad_updates:
+            scaled = f", scale of the float16 gradients {scale:g}" if self.scaler else ""
             raise FloatingPointError(
                 f"{int(module.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
-                f"gradient norm {float(grad_norm)}); guard.max_bad_updates={module.guard.max_bad_updates}. Lower the "
-                "learning rate, use precision 32-true, or look at the last step with `grpo inspect`"
+                f"gradient norm {float(grad_norm)}{scaled}); guard.max_bad_updates={module.guard.max_bad_updates}. "
+                "Lower the learning rate, use precision 32-true, or look at the last step with `grpo inspect`"
             )

@@ -23,7 +23,7 @@ from helpers.tiny import (
 )
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -33,6 +33,7 @@ from grpo_lightning.policy.architecture import Head, compute_head_in_float32
 
 LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]
 GPT2_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+FIRST_LAYERS = {"llama": "model.model.layers.0.mlp", "gpt2": "model.transformer.h.0.mlp"}
 
 
 @pytest.fixture(params=COMPUTES)
@@ -95,6 +96,22 @@ def test_log_probs_and_entropy_are_those_of_the_full_softmax(policy, temperature
     assert not scored.entropy.requires_grad
 
 
+@pytest.mark.parametrize("shape", ["llama"])
+def test_a_token_that_is_impossible_adds_nothing_to_the_entropy(policy):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    impossible = sorted({*range(64)} - {*rollouts.token_ids.tolist()})
+    head = policy.model.lm_head
+    head.bias = torch.nn.Parameter(torch.zeros(64).index_fill(0, torch.tensor(impossible), -torch.inf))
+    scored = policy(rollouts, entropy_gradient=True)
+    hidden = policy.compute.hidden(policy.trunk, rollouts, policy.compute.layout(rollouts))
+    possible = sorted({*rollouts.token_ids.tolist()})
+    logp = (hidden @ head.weight[possible].T).log_softmax(-1)
+    assert_close(scored.entropy, -(logp.exp() * logp).sum(-1), rtol=0, atol=2e-6)
+    (scored.logp.sum() + scored.entropy.sum()).backward()
+    gradient = policy.model.get_input_embeddings().weight.grad
+    assert gradient.isfinite().all() and gradient.any()
+
+
 @pytest.mark.parametrize("elements", [1, 64 * 5])
 def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
@@ -121,9 +138,7 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements,
         torch.testing.assert_close(policy(rollouts).logp, whole.logp, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("shape", "first_layer"), [("llama", "model.model.layers.0.mlp"), ("gpt2", "model.transformer.h.0.mlp")]
-)
+@pytest.mark.parametrize(("shape", "first_layer"), FIRST_LAYERS.items())
 def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_layer):
     rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, shape)
     plain, checkpointed = load(path).train(), load(path, gradient_checkpointing=True).train()
@@ -144,6 +159,45 @@ def test_dropout_is_off_by_default_and_kept_on_request(tmp_path, name):
     assert without.eval()(rollouts).logp.equal(first)
     assert not kept(rollouts).logp.equal(kept(rollouts).logp)
     assert kept.eval()(rollouts).logp.equal(first)
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+@pytest.mark.parametrize("adapter", [None, LoRA(rank=2)], ids=["weights", "lora"])
+@pytest.mark.parametrize("float32_head", [False, True])
+def test_a_model_that_is_loaded_already_becomes_what_a_folder_becomes(tmp_path, shape, adapter, float32_head):
+    """Dropout, gradient checkpointing, exchanged layers, adapter and head."""
+    options = {"adapter": adapter, "float32_head": float32_head}
+    computes = [COMPUTES[0](gradient_checkpointing=True) for _ in range(2)]
+    path = save(tmp_path, shape, **dict.fromkeys(GPT2_RATES, 0.5) if shape == "gpt2" else {"attention_dropout": 0.5})
+    torch.manual_seed(0)
+    read = read_policy(path, compute=computes[0], **options).train()
+    torch.manual_seed(0)
+    given = Policy.from_model(read_model(path), tokenizer(), compute=computes[1], **options).train()
+    assert [type(module) for module in given.modules()] == [type(module) for module in read.modules()]
+    assert given.base == read.base and given.trained_state_dict().keys() == read.trained_state_dict().keys()
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    for _ in range(2):
+        assert given(rollouts).logp.equal(read(rollouts).logp)
+    passes: list[Any] = []
+    given.get_submodule(FIRST_LAYERS[shape]).register_forward_pre_hook(lambda *_: passes.append(None))
+    given(rollouts).logp.sum().backward()
+    assert len(passes) == 2  # the second time for the gradient
+
+
+def read_model(path: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+
+
+def test_a_model_that_is_loaded_already_keeps_its_dropout_on_request():
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    given = Policy.from_model(model_of("gpt2"), tokenizer(), dropout=True).train()
+    assert not given(rollouts).logp.equal(given(rollouts).logp)
+
+
+def test_a_model_that_is_loaded_already_and_would_be_scored_wrongly_is_refused(tmp_path):
+    families.save("bert", str(tmp_path))
+    with pytest.raises(UsageError, match="is not causal, its logits depend on later tokens; use another model"):
+        Policy.from_model(read_model(str(tmp_path)), tokenizer())
 
 
 def test_stop_ids_are_those_of_both_configs_and_the_tokenizer():

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import Gradients, checkpoint_of, fit, resumes_exactly, scalars
+from helpers.fitting import Digits, Gradients, checkpoint_of, fit, resumes_exactly, scalars
 from lightning.pytorch.plugins import MixedPrecision
 
+from grpo_lightning import GroupMean
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 
@@ -34,21 +36,51 @@ def test_the_norm_is_that_of_the_gradient_whatever_the_scale(tmp_path: Path) -> 
     assert norms[0] == pytest.approx(norms[1], rel=0.02) and norms[0] > 1e-2
 
 
-def test_an_overflow_is_a_bad_update_and_halves_the_scale(tmp_path: Path) -> None:
-    options = half(init_scale=2.0**40, backoff_factor=2.0**-12, growth_interval=3)
-    options |= {"max_epochs": 6, "enable_checkpointing": True}
-    module = fit(tmp_path, [StepCheckpoint()], trainer=options)
-    assert scalars(tmp_path)["optim/bad_updates"] == {step: min(step + 1, 2) for step in range(6)}
-    assert module.policy.version == 4
-    # Two overflows, then three updates that double it, and one more.
+def test_an_overflow_of_scaled_gradients_halves_the_scale_and_is_no_bad_update(tmp_path: Path) -> None:
+    options = half(init_scale=2.0**40, backoff_factor=2.0**-4, growth_interval=3)
+    options |= {"max_epochs": 10, "enable_checkpointing": True}
+    module = fit(tmp_path, [StepCheckpoint()], trainer=options, max_bad_updates=2)
+    assert "optim/bad_updates" not in scalars(tmp_path)
+    assert (int(module.bad_updates), int(module.bad_updates_in_a_row)) == (0, 0)
+    # Overflows until the gradients fit, then three updates that double the scale, and those that are left.
+    num_overflows = 10 - module.policy.version
     state = scaler_of(tmp_path)
-    assert (state["scale"], state["_growth_tracker"]) == (2.0**17, 1)
+    assert num_overflows > 2
+    assert (state["scale"], state["_growth_tracker"]) == (
+        2.0 ** (40 - 4 * num_overflows + module.policy.version // 3),
+        module.policy.version % 3,
+    )
 
 
-def test_too_many_overflows_stop_the_run(tmp_path: Path) -> None:
-    options = half(init_scale=2.0**80)
-    with pytest.raises(FloatingPointError, match="2 updates in a row were not finite"):
-        fit(tmp_path, trainer=options, max_bad_updates=2)
+def test_overflows_that_no_scale_prevents_stop_the_run(tmp_path: Path) -> None:
+    """The first gradients overflow at 8, 4 and 2, which lowers the scale; from 1 on they are too large themselves."""
+    overflowing = [Digits(change=lambda sample, fraction: 1e9 * fraction)]
+    message = r"2 updates in a row .*gradient norm (inf|nan), scale of the float16 gradients 0\.5\); guard"
+    gradients = Gradients()
+    with pytest.raises(FloatingPointError, match=message):
+        fit(
+            tmp_path,
+            [gradients],
+            trainer=half(init_scale=8.0) | {"max_epochs": 9},
+            rewards=overflowing,
+            advantage=GroupMean(),
+            max_bad_updates=2,
+        )
+    assert not gradients.updates
+
+
+class Spoils(L.Callback):
+    """Makes the policy's log-probs NaN."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        with torch.no_grad():
+            pl_module.policy.head.embedding.weight.fill_(torch.nan)
+
+
+def test_an_objective_that_is_not_finite_stops_the_run_at_any_scale(tmp_path: Path) -> None:
+    message = r"2 updates in a row .*objective nan, .*scale of the float16 gradients 32768\)"
+    with pytest.raises(FloatingPointError, match=message):
+        fit(tmp_path, [Spoils()], loop={"mu": 2}, trainer=half(), max_bad_updates=2)
 
 
 def test_a_resumed_run_has_the_scale_that_it_had(tmp_path: Path) -> None:

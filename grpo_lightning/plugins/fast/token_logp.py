@@ -27,6 +27,8 @@ from grpo_lightning.plugins.fast.products import OneDNNLinear, product
 from grpo_lightning.policy.architecture import head_dtype
 
 KEPT_ELEMENTS = 2**27  # logits kept for the backward pass: 512 MiB of float32
+LOGP_OF_ZERO = -1e4
+"""Probabilities are 0 below it, in float64 too."""
 MAX_ROWS = 4096  # tokens worked on at once, so that a block is never narrow
 
 
@@ -110,7 +112,9 @@ class _TokenLogp(torch.autograd.Function):
                     largest = logits.amax(-1).clamp(min=torch.finfo(logits.dtype).min)
                     shifted = logits - largest[:, None]
                     weights = shifted.exp()
-                    torch.stack((largest, weights.sum(-1), shifted.mul_(weights).sum(-1)), out=sums[:, index])
+                    # A logit of -inf adds nothing, though -inf times 0 is NaN. A model's own NaN stays in `weights`.
+                    moments = shifted.mul_(weights).nansum(-1)
+                    torch.stack((largest, weights.sum(-1), moments), out=sums[:, index])
                     if head.num_top:
                         top = logits.topk(min(head.num_top, logits.shape[1]))
                         best.append((top.values, top.indices + columns.start))
@@ -167,8 +171,9 @@ class _TokenLogp(torch.autograd.Function):
                     if of_entropy is None:
                         dl, of_own = logits.exp_(), inside.to(logits.dtype)
                     else:
-                        # p (g + e (log p + H))
+                        # p (g + e (log p + H)), in which p is 0 far above the smallest log p
                         g, dl = of_logp[rows], logits.exp()
+                        logits.clamp_(min=LOGP_OF_ZERO)
                         dl.mul_(logits.add_(entropy[rows, None]).mul_(of_entropy[rows, None]).add_(g[:, None]))
                         of_own = torch.where(inside, g, 0)
                     dl = dl.scatter_add_(1, own, -of_own[:, None]).to(head.dtype)

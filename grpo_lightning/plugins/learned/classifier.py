@@ -18,6 +18,7 @@ from transformers import (
 
 from grpo_lightning.maths.ragged import token_budget
 from grpo_lightning.policy import pretrained
+from grpo_lightning.policy.rope import context_length, fix_frequencies
 from grpo_lightning.types import UsageError, at_least
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -75,6 +76,7 @@ class Classifier:
             )
         options = self.options | {"dtype": self.dtype}
         model = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
+        fix_frequencies(model)
         return model.requires_grad_(False).to(self.device)
 
     def load(self, device: torch.device) -> None:
@@ -90,7 +92,7 @@ class Classifier:
     @property
     def longest(self) -> int:
         """The most tokens of an input."""
-        positions = getattr(self.config, "max_position_embeddings", None) or 2**31
+        positions = context_length(self.config) or 2**31
         return self.max_length or min(positions, self.tokenizer.model_max_length)
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -153,6 +155,7 @@ class RewardModel(Classifier):
             for name, parameter in model.named_parameters():
                 if name in loading_info["missing_keys"] and parameter.shape[0] == 1:
                     torch.nn.init.zeros_(parameter)
+        fix_frequencies(model)
         model.config.pad_token_id = self.padding
         return model.eval().to(self.device)
 
@@ -179,7 +182,7 @@ class RewardModel(Classifier):
         ids += self.tokenizer.encode(completion, add_special_tokens=False, split_special_tokens=True)
         if ended and self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
-        limit = getattr(self.config, "max_position_embeddings", None) or len(ids)
+        limit = context_length(self.config) or len(ids)
         return ids[-limit:], len(ids) > limit
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:

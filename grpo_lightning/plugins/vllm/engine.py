@@ -87,6 +87,14 @@ class VLLMEngine(RolloutEngine):
             f"model.engine.max_model_len={self.max_model_len}: no room for a prompt beside "
             f"sampling.max_new_tokens={sampling.max_new_tokens}; raise it",
         )
+        if self.max_model_len is None:
+            return
+        limit = policy.longrope_length
+        require(
+            limit is None or self.max_model_len <= limit,
+            f"model.engine.max_model_len={self.max_model_len}: give at most {limit}; with more vLLM takes longrope's "
+            "other frequencies, for short sequences too",
+        )
 
     def wake(self) -> None:
         """Takes the memory for the weights; that of the cache is taken once they are there."""
@@ -140,7 +148,7 @@ class VLLMEngine(RolloutEngine):
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             "dtype": dtype_of(policy),
-            "max_model_len": self.max_model_len or -1,  # -1 is the longest that fits
+            "max_model_len": self.max_model_len or policy.longrope_length or -1,  # -1 is the longest that fits
             "seed": 0,
             "gpu_memory_utilization": self.gpu_memory,
             "kv_cache_memory_bytes": None if cache is None else int(cache * GIB),

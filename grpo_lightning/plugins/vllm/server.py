@@ -128,6 +128,11 @@ class VLLMServerEngine(RolloutEngine):
             f"sampling.max_new_tokens={sampling.max_new_tokens}; start it with a larger --max-model-len",
         )
         fix, mode = f"Start it with: {self._command(policy)}", model["logprobs_mode"]
+        require(
+            policy.longrope_length is None or limit <= policy.longrope_length,
+            f"model.engine.urls: {server.url} has max_model_len={limit}, for which vLLM takes longrope's other "
+            f"frequencies, for short sequences too. {fix}",
+        )
         problem = f"it computes in {actual}, the policy in {dtype_of(policy)}"
         require(actual == dtype_of(policy), f"model.engine.urls: {server.url}: {problem}. {fix}")
         problem = f"its log-probs are {mode}, those before temperature and filters"
@@ -135,9 +140,10 @@ class VLLMServerEngine(RolloutEngine):
 
     def _command(self, policy: Policy) -> str:
         """The line that starts a server for `policy`."""
+        length = policy.longrope_length
         return (
             f"VLLM_SERVER_DEV_MODE=1 vllm serve {packaged(policy.path)} --tokens-only --dtype {dtype_of(policy)} "
-            "--logprobs-mode processed_logprobs"
+            "--logprobs-mode processed_logprobs" + (f" --max-model-len {length}" if length else "")
         )
 
     def sync(self, policy: Policy) -> None:

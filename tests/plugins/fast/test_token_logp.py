@@ -71,6 +71,36 @@ def test_the_gradient_is_that_of_finite_differences(block: int, bias: bool, entr
     assert torch.autograd.gradcheck(function, (hidden, *head.parameters()))
 
 
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_impossible_tokens_change_nothing(block: int, entropy_gradient: bool) -> None:
+    """A head masks a padded vocabulary with a bias of -inf; here whole blocks, and a token among possible ones."""
+    hidden, head, ids = inputs(bias=True)
+    impossible = torch.tensor([2, 5, 6, 7, 8, 9, 12])
+    possible = torch.tensor([0, 1, 3, 4, 10, 11])
+    ids = possible[ids % len(possible)]
+    with torch.no_grad():
+        head.bias[impossible] = -torch.inf
+    small = nn.Linear(WIDTH, len(possible), dtype=torch.float64)
+    with torch.no_grad():
+        small.weight.copy_(head.weight[possible])
+        small.bias.copy_(head.bias[possible])
+    states = hidden.detach().requires_grad_()
+    expected = plain(states, small)
+    columns = (ids[:, None] == possible).long().argmax(-1)
+    expected_logp = expected[range(TOKENS), columns]
+    expected_entropy = -(expected.exp() * expected).sum(-1)
+    logp, entropy, *_ = token_logp(hidden, head, ids, SCALE, entropy_gradient, block=block)
+    close(logp, expected_logp)
+    close(entropy, expected_entropy)
+    rates = torch.linspace(-1, 1, TOKENS, dtype=torch.float64)
+    (rates * (logp + 2 * entropy if entropy_gradient else logp)).sum().backward()
+    (rates * (expected_logp + 2 * expected_entropy if entropy_gradient else expected_logp)).sum().backward()
+    assert hidden.grad is not None and states.grad is not None and head.weight.grad is not None
+    close(hidden.grad, states.grad)
+    close(head.weight.grad[possible], small.weight.grad)  # type: ignore[arg-type]
+    close(head.weight.grad[impossible], torch.zeros(len(impossible), WIDTH, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("trained", ["states", "head"])
 def test_what_is_frozen_has_no_gradient(block: int, trained: str) -> None:
     hidden, head, ids = inputs(bias=True)

@@ -60,6 +60,24 @@ def test_a_token_classifier_judges_at_the_separator(tmp_path: Path, labels):
         assert own == pytest.approx(right.tolist(), abs=1e-5)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0] * 4,
+    "long_factor": [8.0] * 4,
+}
+
+
+def test_a_step_beside_a_long_text_has_the_value_that_it_has_alone(tmp_path: Path):
+    """A long text would change longrope's frequencies for all texts of its pack."""
+    model = TokenModel(save(tmp_path, labels=2, pad_token_id=0, rope_parameters=LONGROPE), separator="Z")
+    short, long = sample("abc", "ab"), sample("f" * 40, "ab")
+    ((alone,),) = model.score([short], [["abc"]])
+    (beside,), _ = model.score([short, long], [["abc"], ["f" * 5]])
+    assert beside == pytest.approx(alone, abs=1e-6)
+
+
 def test_a_step_that_is_cut_off_has_no_value(tmp_path: Path):
     folder = save(tmp_path, labels=2, pad_token_id=0)
     (found,) = TokenModel(folder, separator="Z", max_length=5).score(SAMPLES[:1], STEPS[:1])
@@ -99,6 +117,17 @@ def test_scores_are_those_of_one_unpadded_text_at_its_last_token(tmp_path: Path,
             hidden = model.model.base_model(torch.tensor([row])).last_hidden_state[0, -1]
             assert score == pytest.approx(float(model.model.score(hidden)), abs=1e-5)
     assert len({round(score, 4) for score in scores}) == 4
+
+
+def test_a_score_beside_a_long_text_is_the_score_alone(tmp_path: Path):
+    model_of("llama", rope_parameters=dict(LONGROPE)).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    model = with_head(RewardModel(str(tmp_path)))
+    short, long = [6, 7, 8, 9, EOS], [6 + index % 58 for index in range(60)]
+    (alone,) = model.score([short])
+    assert model.score([short, long])[0] == pytest.approx(alone, abs=1e-5)
+    # Beyond the original length a text loses its beginning, as the policy's prompts are refused there.
+    assert model.encode("1" * 20, "2", ended=True) == ([*[7] * 14, 8, EOS], True)
 
 
 @pytest.mark.parametrize("padding", ["<end>", "<new>", None])

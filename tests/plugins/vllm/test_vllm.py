@@ -154,6 +154,16 @@ def test_what_does_not_fit_is_refused_rather_than_cut(vllm: str, policy: Policy)
 
 
 @pytest.mark.parametrize("vllm", ["stand-in"], indirect=True)
+def test_vllm_does_not_go_beyond_the_length_at_which_longrope_changes(engine: VLLMEngine, policy: Policy) -> None:
+    policy.config.rope_parameters |= {"rope_type": "longrope", "original_max_position_embeddings": 32}
+    engine.sync(policy)
+    assert engine._llm.llm_engine.model_config.max_model_len == 32
+    VLLMEngine(max_model_len=32).check(policy, Sampling(8))
+    with pytest.raises(UsageError, match=r"engine\.max_model_len=33: give at most 32; with more vLLM takes longrope's"):
+        VLLMEngine(max_model_len=33).check(policy, Sampling(8))
+
+
+@pytest.mark.parametrize("vllm", ["stand-in"], indirect=True)
 def test_a_folder_that_vllm_cannot_start_with_is_named(engine: VLLMEngine, policy: Policy) -> None:
     policy.path = "nowhere/at/all"
     with pytest.raises(UsageError, match=r"VLLMEngine: vLLM does not start with nowhere/at/all .* use model\.engine"):

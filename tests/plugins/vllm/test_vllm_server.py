@@ -195,6 +195,18 @@ def test_a_server_with_other_settings_is_refused_at_setup(
         VLLMServerEngine([server.url]).check(policy, Sampling(24))
 
 
+def test_a_server_that_goes_beyond_the_length_at_which_longrope_changes_is_refused(
+    server: StandIn, policy: Policy
+) -> None:
+    policy.config.rope_parameters |= {"rope_type": "longrope", "original_max_position_embeddings": 32}
+    message = "max_model_len=33, for which vLLM takes longrope's other .*--max-model-len 32$"
+    server.config["model_config"]["max_model_len"] = 33
+    with pytest.raises(UsageError, match=message):
+        VLLMServerEngine([server.url]).check(policy, Sampling(24))
+    server.config["model_config"]["max_model_len"] = 32
+    VLLMServerEngine([server.url]).check(policy, Sampling(24))
+
+
 def test_it_waits_for_a_server_that_is_starting(
     server: StandIn, policy: Policy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
