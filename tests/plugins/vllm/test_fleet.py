@@ -1,5 +1,6 @@
 """Servers that die, hang, answer nonsense, come back, or get weights while they draw: no sample is lost or doubled."""
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 from helpers.drawing import PROMPTS, draw, tokens, update
 from helpers.tiny import read_policy
 from helpers.vllm_server_stand_in import StandIn
+from helpers.waiting import LIMIT
 
 from grpo_lightning import LoRA, Policy, Request, Sampling, UsageError
 from grpo_lightning.plugins.vllm import fleet
@@ -190,11 +192,11 @@ def test_what_is_being_drawn_continues_with_new_weights(
 class Aborting(Server):
     """Completions end at once with one token, 7; those of a group because of new weights, which are there by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int) -> None:
         super().__init__("http://server", 1)
-        self.fleet = Fleet([self], slots=16)
+        self.fleet = Fleet([self], slots)
         self.parameters: list[dict[str, Any]] = []
-        self.waiting, self.largest = 0, 0
+        self.all_are_here = threading.Barrier(slots, timeout=LIMIT)
 
     def get(self, path: str) -> Any:
         return {"weight_version": ""}
@@ -205,19 +207,34 @@ class Aborting(Server):
         if count > 1:
             reason = "abort"
             self.fleet.release([self], 1, "")
+        else:
+            self.all_are_here.wait()
         content = {"content": [{"logprob": -1.0}]}
         choice = {"token_ids": [7], "logprobs": content, "finish_reason": reason}
         return {"choices": [choice | {"index": index} for index in range(count)]}
 
 
 def test_a_completion_that_goes_on_has_the_versions_and_random_numbers_of_its_tokens(policy: Policy) -> None:
-    server, requests = Aborting(), Request.from_prompts(PROMPTS[:1], 2)
+    server, requests = Aborting(slots=2), Request.from_prompts(PROMPTS[:1], 2)
     drawing = Drawing(requests, Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
     completions = dict(server.fleet.draw(drawing, Sampling(5), 64))
     assert [(completions[row].token_ids, completions[row].versions) for row in (0, 1)] == [([7, 7], [0, 1])] * 2
     later = [replace(request, position=request.position + 1) for request in requests]
     found = {(one["seed"], one["max_tokens"]) for one in server.parameters[1:]}
     assert found == {(seed, 4) for seed in seeds_of(later, RandomKey(0, 0))}
+
+
+def test_as_many_completions_go_on_at_once_as_a_server_has_slots(policy: Policy) -> None:
+    server = Aborting(slots=24)
+    drawing = Drawing(Request.from_prompts(PROMPTS[:3], 8), Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
+    assert len(drawing.calls) == 3
+    assert len([*server.fleet.draw(drawing, Sampling(5), 64)]) == 24
+
+
+@pytest.mark.parametrize(("most_files", "expected"), [(1024, 512), (10_000, 601), (resource.RLIM_INFINITY, 601)])
+def test_connections_leave_half_of_the_files(most_files: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet.resource, "getrlimit", lambda kind: (most_files, most_files))
+    assert fleet.num_connections(600) == expected
 
 
 # Weights that do not arrive
