@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+PARTIAL = ".partial"  # how the name of a file ends that is not whole yet, or never will be: its program was killed
+
 
 class DiskFailure(Exception):
     """A file of the run could not be written."""
@@ -16,7 +18,7 @@ class DiskFailure(Exception):
 def beside(path: Path) -> Iterator[Path]:
     """A path to write to, which is then renamed to `path`: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + PARTIAL)
     try:
         yield partial
         os.replace(partial, path)
@@ -35,6 +37,11 @@ def write_whole(path: Path, text: str) -> None:
     """Writes `text` whole or not at all. A lone surrogate becomes its escape, as JSON has it."""
     with beside(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def whole_files(folder: Path, pattern: str) -> list[Path]:
+    """The files in a folder whose names match, sorted; no folder, and nothing that a killed program was writing."""
+    return sorted(path for path in folder.glob(pattern) if path.suffix != PARTIAL and path.is_file())
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -97,9 +97,9 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         if not sampling.unfiltered:
             # A parallel cumsum may dip by a rounding error, and then the search may end on a filtered token.
             cdf = cdf.masked_fill(logp == -torch.inf, 0.0).cummax(-1).values
-        # Strictly below the total, so the search always ends on a token with probability.
-        total = cdf[:, -1:]
-        target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        # A float32 below 1 is at most 1 - 2^-24, whose product with the total rounds to less than the total. So the
+        # search always ends on a token with probability.
+        target = uniform[:, None] * cdf[:, -1:]
         # NaN logits have no index; the clamp lets them through to the update, which reports them.
         token = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)

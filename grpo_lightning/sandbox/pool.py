@@ -82,18 +82,18 @@ class WorkerPool:
         self._closing = True
         with self._lock:
             self._closing = False
-            _stop(self._running, self._pid)
+            _stop(self._running)
 
     def _run(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
         with self._lock:
             if self._pid != os.getpid():  # at first, and after a fork: the workers belong to the other process
                 self._pid = os.getpid()
                 self._running.clear()
-                weakref.finalize(self, _stop, self._running, self._pid)
+                weakref.finalize(self, _stop, self._running)
             try:
                 return _Run(self, function, tasks).outcomes()
             except BaseException:
-                _stop(self._running, self._pid)
+                _stop(self._running)
                 raise
 
 
@@ -178,9 +178,8 @@ class _Run:
             self.waiting.appendleft(worker.job)
 
 
-def _stop(running: list[Worker], pid: int) -> None:
-    """Kills every worker, unless this process is a fork of the one that started them."""
-    if pid == os.getpid():
-        for worker in running:
-            worker.kill()
-        running.clear()
+def _stop(running: list[Worker]) -> None:
+    """Kills every worker. In a fork of the process that started them nothing happens to them: Popen knows its own."""
+    for worker in running:
+        worker.kill()
+    running.clear()

@@ -13,6 +13,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from grpo_lightning import disk
 from grpo_lightning.training import internals
 
+EVENTS = "events.out.tfevents.*"  # the names of TensorBoard's files
+
 
 class RunCSVLogger(CSVLogger):
     """A CSVLogger that goes on with its `metrics.csv` when the run is resumed.
@@ -63,8 +65,10 @@ def rewind(logger: Logger, steps: int) -> None:
         options = any(value.tag == "_hparams_/session_start_info" for value in event.summary.value)
         return not event.HasField("summary") or (event.step < steps and not options)
 
-    own = internals.event_file(logger)
-    for file in sorted(Path(logger.log_dir).glob("events.out.tfevents.*")):
+    own, folder = internals.event_file(logger), Path(logger.log_dir)
+    for partial in folder.glob(f"{EVENTS}{disk.PARTIAL}"):
+        partial.unlink()  # TensorBoard would read it too
+    for file in disk.whole_files(folder, EVENTS):
         events = [] if file.name == own.name else [*RawEventFileLoader(str(file)).Load()]
         kept = [event for event in events if stays(Event.FromString(event))]
         if len(kept) < len(events):

@@ -89,6 +89,11 @@ def test_a_filtered_token_is_never_drawn_even_by_the_largest_number(name):
         assert logp.isfinite().all()
 
 
+def test_the_largest_number_stays_below_every_total():
+    totals = (torch.arange(2**23, dtype=torch.int32) + (127 << 23)).view(torch.float32)  # all of [1, 2)
+    assert totals[0] == 1 and bool((LARGEST * totals < totals).all())
+
+
 def test_top_k_keeps_all_of_equally_likely_tokens():
     shares = drawn(torch.tensor([1.0, 3.0, 1.0, 0.0]), Sampling(top_k=2))
     total = 2 * math.e + math.e**3

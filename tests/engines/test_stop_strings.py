@@ -75,9 +75,9 @@ def test_a_completion_ends_with_the_token_that_completes_a_string(kind: str) -> 
         assert cut.finish_reason is (FinishReason.LENGTH if expected is None else FinishReason.STOP)
         assert bool(cut.stop_string) is (expected is not None)
         assert stops.cut(cut) is cut
-        # What rewards see of it ends with the string, though its last token may not.
+        # What rewards see of it ends with the string that ends first, though its last token may not.
         seen, written = text_of(cut, policy(kind, seed).tokenizer), text(kind, seed, cut.written)
-        assert seen == written[: first_end(written, [cut.stop_string] if cut.stop_string else [])]
+        assert seen == written[: first_end(written, strings)]
         assert seen.endswith(cut.stop_string)
         ended += expected is not None
     assert ended > TRIALS / 2
@@ -109,6 +109,8 @@ def test_a_string_may_be_in_one_token_over_many_or_end_in_the_middle_of_one() ->
     assert cut("abcdef", "cdx") == (6, "")
     # Of two that end together the first is named.
     assert cut("abcd", "bc", "c") == (3, "bc")
+    # Of two that one token completes it is the one that ends first, not the one that begins first.
+    assert StopStrings(own, ["abcd", "bc"]).find("abcd") == "bc"
 
 
 EMOJI = ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"]

@@ -18,7 +18,8 @@ from grpo_lightning.maths.filters import ENTROPY_RANK, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
 from grpo_lightning.maths.packs import minibatch_of_rows
 from grpo_lightning.maths.reward_batch import RewardBatch
-from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
+from grpo_lightning.maths.surrogates import Clipped
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, RecordedLogp
 
 TopEntropy: Any = optional("TopEntropy")
 
@@ -118,11 +119,13 @@ def test_every_token_has_the_advantage_of_its_completion(policy: Policy) -> None
         assert pack.advantage.tolist() == per_token(ADVANTAGE, pack.row.tolist())
 
 
-@pytest.mark.parametrize("max_tokens", [0, 30, 12])
-def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(policy: Policy, max_tokens: int) -> None:
+@pytest.mark.parametrize(("max_tokens", "mu"), [(0, 2), (30, 1), (12, 2)])
+def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(
+    policy: Policy, max_tokens: int, mu: int
+) -> None:
     reference = FrozenCopy()
     reference.refresh(policy_of(seed=5))
-    rollouts, packs = cut(policy, mu=2, max_tokens=max_tokens, reference=reference)
+    rollouts, packs = cut(policy, mu=mu, max_tokens=max_tokens, reference=reference)
     own, other = expected_logp(policy, rollouts), expected_logp(reference.policy, rollouts)
     torch.testing.assert_close(rollouts.ref_logp.double(), other, atol=1e-5, rtol=0)
     assert float((own - other).abs().max()) > 0.1
@@ -133,6 +136,41 @@ def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(p
                 assert pack.old_logp is None
             else:
                 torch.testing.assert_close(pack.old_logp.double(), tokens, atol=1e-5, rtol=0)
+
+
+class ReadsOldLogp(Clipped):
+    reads_old_logp = True
+
+
+class NotesRows(RecordedLogp):
+    """Notes the rows of each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[int]] = []
+
+    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        self.rows.append(rollouts.row.tolist())
+        return super().forward(policy, rollouts)
+
+
+def test_log_pi_old_that_is_read_first_is_of_all_rows_and_on_the_packs_of_the_updates(policy: Policy) -> None:
+    old_policy = NotesRows()
+    rollouts, packs = cut(policy, objective=Objective(ReadsOldLogp()), old_policy=old_policy)
+    assert [sorted(rows) for rows in old_policy.rows[:2]] == [[0, 1], [4, 5]]  # the others have no advantage
+    assert old_policy.rows[:2] == [pack.row.tolist() for pack in rollouts_in(packs)]
+    assert sorted(row for rows in old_policy.rows for row in rows) == [*range(8)]
+    torch.testing.assert_close(rollouts.old_logp.double(), expected_logp(policy, rollouts), atol=1e-5, rtol=0)
+
+
+def test_an_old_policy_that_is_not_the_policy_computes_every_minibatch(policy: Policy) -> None:
+    average = MovingAverage(alpha=0.5)
+    average.refresh(policy_of(seed=5))
+    average.refresh(policy)
+    rollouts, packs = cut(policy, old_policy=average)
+    assert not any(pack.old_logp is None for pack in rollouts_in(packs))
+    expected = expected_logp(average.policy, rollouts)
+    torch.testing.assert_close(rollouts.old_logp.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_weights_are_those_of_the_whole_minibatch(policy: Policy) -> None:

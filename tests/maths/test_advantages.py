@@ -55,10 +55,10 @@ def test_large_rewards_that_differ_little_keep_their_difference():
 
 
 def test_has_spread_ignores_nan_and_empty_groups():
-    reward = torch.tensor([1.0, 1.0, 2.0, math.nan, 3.0, math.nan, 0.5, 0.6])
-    group = torch.tensor([0, 0, 1, 1, 3, 4, 5, 5])
-    # Equal; one number and a NaN; nobody; one number; only NaN; two numbers.
-    assert has_spread(reward, group, 6).tolist() == [False, False, False, False, False, True]
+    reward = torch.tensor([1.0, 1.0, 2.0, math.nan, 3.0, math.nan, 0.5, 0.6, 0.0, 1.0, math.nan])
+    group = torch.tensor([0, 0, 1, 1, 3, 4, 5, 5, 6, 6, 6])
+    # Equal; one number and a NaN; nobody; one number; only NaN; two numbers; two numbers and a NaN.
+    assert has_spread(reward, group, 7).tolist() == [False, False, False, False, False, True, True]
 
 
 @pytest.mark.parametrize(

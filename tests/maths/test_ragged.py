@@ -95,3 +95,10 @@ def test_group_budget_keeps_groups_together_and_loses_no_row(max_tokens: int) ->
     for number, size in whole.items():
         parts = sum(any(group[row] == number for row in batch) for batch in batches)
         assert parts == 1 or size > max_tokens > 0
+
+
+def test_group_budget_bounds_the_keys_of_all_groups_in_a_pack():
+    # Two prompts of 10 tokens with 8 completions of one each: 18 tokens, and 8 * (10 + 1) = 88 keys.
+    groups = [10, 10], [0] * 8 + [1] * 8, [1] * 16
+    assert ragged.group_budget(*groups, max_tokens=44) == [[*range(16)]]  # 176 keys are four times 44
+    assert ragged.group_budget(*groups, max_tokens=43) == [[*range(8)], [*range(8, 16)]]

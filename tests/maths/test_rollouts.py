@@ -107,6 +107,12 @@ def test_concat_of_some_with_context_and_some_without():
     assert Rollouts.concat([plain, plain]).context is None
 
 
+def test_concat_counts_completions_that_a_part_has_no_rows_of():
+    parts = [Rollouts.from_lists([[1]], [0, 0], [[7], [8]]), Rollouts.from_lists([[2]], [0], [[9]])]
+    assert Rollouts.concat(parts).row.tolist() == [0, 1, 2]
+    assert Rollouts.concat([*parts, *parts], num_rows=[5, 1, 2, 1]).row.tolist() == [0, 1, 5, 6, 7, 8]
+
+
 def test_given_tokens_lie_beside_the_drawn_ones():
     rollouts = Rollouts.from_lists(
         prompts=[[1, 2], [3]],

@@ -156,6 +156,7 @@ def test_dual_clip_by_hand():
     # It goes with any bound above, and with none.
     result, _ = by_hand(Clipped(0.2, None, dual_clip=1.5), [2], [-1.0], [1.4, 1.6])
     assert result.value.tolist() == pytest.approx([-1.4, -1.5])
+    assert not by_hand(Clipped(0.2, None, dual_clip=1.5), [2], [1.0], [1.4, 1.6])[0].clipped_high.any()
 
 
 def test_the_ratio_of_a_sequence_by_hand():

@@ -34,6 +34,9 @@ def hang(x):
 def sleep(seconds):
     time.sleep(seconds)
     return "awake"
+def note_and_hang(path):
+    with open(path, "a") as file: file.write("x")
+    while True: pass
 def hang_in_c(x): return 7 ** (10 ** 9 * x) % 2
 def hog(megabytes): return len(bytearray(megabytes * 2**20))
 def complain(_): raise KeyError("no such thing")
@@ -117,10 +120,12 @@ def test_each_failure_costs_its_own_task_only(pool, functions):
     assert pool.map(functions("double"), [[21]])[0].value == 42
 
 
-def test_processor_time_has_its_own_limit(functions):
+def test_processor_time_has_its_own_limit(functions, tmp_path):
     pool = WorkerPool(num_workers=1, timeout=LIMIT, cpu_seconds=0.3)
     assert [o.status for o in pool.map(functions("hang"), [[1], [0]])] == ["timeout", "ok"]
     assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
+    assert pool.map(functions("note_and_hang"), [[str(tmp_path / "note")]])[0].status == "timeout"
+    assert (tmp_path / "note").read_text() == "x"  # once: it would hang again
     assert pool.map(functions("sleep"), [[0.4]])[0].value == "awake"
     pool.close()
 
@@ -140,6 +145,7 @@ def test_a_fork_has_workers_of_its_own(pool, functions):
     child = os.fork()
     if child == 0:
         try:
+            pool.close()
             value = pool.map(functions("double"), [[21]])[0].value
             pool.close()
         finally:

@@ -8,10 +8,20 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, Gradients, Minibatches, fit, of_updates, relative, scalars
+from helpers.fitting import Digits, Echo, Gradients, Minibatches, Steps, fit, made, of_updates, relative, scalars
 from torch import Tensor
 
-from grpo_lightning import GRPOModule, Pack, RewardResult, Sample, Watcher
+from grpo_lightning import (
+    GRPOModule,
+    Objective,
+    Pack,
+    PlainEngine,
+    Policy,
+    RewardResult,
+    Sample,
+    TaskData,
+    Watcher,
+)
 from grpo_lightning.maths.stopping import ObjectivePlateau
 from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
@@ -91,7 +101,8 @@ class Poison(L.Callback):
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> None:
-    module = fit(tmp_path, [Poison(1, 3)], trainer={"max_epochs": 5})
+    # Two, of which neither follows the other.
+    module = fit(tmp_path, [Poison(1, 3)], trainer={"max_epochs": 5}, max_bad_updates=2)
     assert module.policy.version == 3
     seen = scalars(tmp_path)
     assert seen["optim/bad_updates"] == {1: 1, 2: 1, 3: 2, 4: 2}
@@ -120,6 +131,56 @@ class Seeing(Watcher, L.Callback):
 def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path: Path) -> None:
     fit(tmp_path, [Seeing()], loop={"max_tokens": 0})
     assert scalars(tmp_path)["optim/seen"] == {0: 1, 1: 2, 2: 3}
+
+
+def test_each_step_has_random_numbers_of_its_own(tmp_path: Path) -> None:
+    drawn: list[float] = []
+
+    def note(sample: Sample, share: float) -> float:
+        drawn.append(torch.rand(()).item())  # as a user's reward may
+        return share
+
+    fit(tmp_path, rewards=[Digits(change=note)])
+    assert len(drawn) == 3 * 16 and len({*drawn[::16]}) == 3
+
+
+def test_a_second_fit_keeps_the_reference_where_it_was(tmp_path: Path) -> None:
+    module, trainer = made(tmp_path, trainer={"max_epochs": 1}, objective=Objective(beta=0.1))
+    references: list[dict[str, Tensor]] = []
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module, datamodule=TaskData(Echo()))
+        references.append({name: value.clone() for name, value in module.reference.policy.state_dict().items()})
+    assert module.policy.version == 2
+    assert relative(references[1], references[0]) == 0 < relative(references[0], module.policy.state_dict())
+
+
+class Syncs(PlainEngine):
+    """Notes the versions that it is brought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: list[int] = []
+
+    def sync(self, policy: Policy) -> None:
+        self.versions.append(policy.version)
+        super().sync(policy)
+
+
+def test_a_module_that_another_runs_checkpoint_is_read_into_forgets_its_own(tmp_path: Path) -> None:
+    """The engine's weights, though of a version with the same number, and after a validation where its data stood."""
+    trainer = {"max_epochs": 1, "enable_checkpointing": True}
+    fit(tmp_path / "first", [StepCheckpoint()], trainer=trainer)
+    first = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    module = fit(tmp_path / "own", trainer={"max_epochs": 2}, engine=Syncs())
+    _, resumed = made(tmp_path / "resumed", [StepCheckpoint()], trainer=trainer | {"max_epochs": 2})
+    resumed.fit(module, datamodule=TaskData(Echo()), ckpt_path=first)
+    assert module.explorer.engine.versions == [0, 1, 1]
+    look = Steps()
+    module, validates = made(tmp_path / "anew", [look], trainer={"max_epochs": 1, "limit_val_batches": 1})
+    validates.validate(module, datamodule=TaskData(Echo()), ckpt_path=first)
+    validates.fit(module, datamodule=TaskData(Echo()))
+    assert look.explorations[0].prompt_ids[0] == 0
 
 
 def test_too_many_bad_updates_stop_the_run(tmp_path: Path) -> None:

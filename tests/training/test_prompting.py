@@ -65,3 +65,8 @@ def test_prompts_leave_room_for_the_longest_completion_of_their_split(longer: st
         TaskData(Echo()).load("fit", policy, train, Scorer([FormatReward()]), val_sampling=val)
     assert ("limit_val_batches" in str(raised.value)) is (longer == "val")
     TaskData(Echo()).load("fit", policy, train if longer == "val" else val, Scorer([FormatReward()]))
+
+
+def test_val_limit_is_of_validation_alone() -> None:
+    questions = data(val_limit=5).questions
+    assert [len(questions["train"]), len(questions["val"])] == [24, 5]

@@ -65,10 +65,11 @@ def test_it_spans_the_run_through_stop_rules_and_resumes(tmp_path: Path) -> None
     assert go(tmp_path / "whole", 3) == pytest.approx(expected)
     means = [(first + second) / 2 for first, second in zip(expected[::2], expected[1::2], strict=True)]
     assert scalars(tmp_path / "whole")["optim/lr"] == pytest.approx(dict(enumerate(means)))
-    # With one of two updates made, the step's second rate is passed over. The refused update logs its rate too.
-    stopped = go(tmp_path / "stopped", 3, stop=AfterOne())
-    assert len(stopped) == 6 and stopped[::2] == pytest.approx(expected[::2])
-    assert scalars(tmp_path / "stopped")["optim/lr"] == pytest.approx(dict(enumerate(expected[::2])))
+    # With one of three updates made, the step's other rates are passed over. The refused update logs its rate too, and
+    # the third is not tried.
+    stopped = go(tmp_path / "stopped", 2, mu=3, stop=AfterOne())
+    assert len(stopped) == 4 and stopped[::2] == pytest.approx(expected[::3])
+    assert scalars(tmp_path / "stopped")["optim/lr"] == pytest.approx(dict(enumerate(expected[::3])))
     # A run of two steps that goes on to three has the rates of three from there.
     short, loop = [0.01 * rate for rate in rates_of(4, warmup=1 / 3, final=0.1)], {"stop": AfterOne()}
     assert go(tmp_path / "on", 2, **loop)[::2] == pytest.approx(short[::2])

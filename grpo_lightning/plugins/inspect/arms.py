@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count as count_from
 from pathlib import Path
 
+from grpo_lightning.disk import whole_files
 from grpo_lightning.plugins.inspect import configs
 from grpo_lightning.plugins.inspect.configs import Config
 from grpo_lightning.plugins.inspect.scalars import EVENTS, TABLE, Scalars, read_scalars
@@ -69,7 +70,7 @@ def run_folders(argument: Path) -> list[Path]:
     """The folder itself if it is a run's; otherwise the runs in it, or in its folders."""
     require(argument.is_dir(), f"{argument}: there is no such folder. Give that of a run, or one that holds runs")
     for below in ("", "*/", "*/*/"):
-        if files := [file for name in (EVENTS, TABLE) for file in argument.glob(below + name)]:
+        if files := [file for name in (EVENTS, TABLE) for file in whole_files(argument, below + name)]:
             return sorted({file.parent for file in files}, key=lambda folder: _natural(str(folder)))
     raise UsageError(
         f"{argument}: no curves (events.out.tfevents.* or metrics.csv) in it, nor one or two folders below. Give the "

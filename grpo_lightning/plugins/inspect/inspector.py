@@ -81,7 +81,7 @@ class Inspector(Callback, Observer):
             # The records of later steps will be repeated; the first step writes that of step 0 too.
             run, last = Path(trainer.default_root_dir), trainer.current_epoch or -1
             late = (file for file in files_of(run) if step_of(file) > last)
-            for file in (*late, *(run / FOLDER).glob("step-*.jsonl.partial")):
+            for file in (*late, *(run / FOLDER).glob(f"step-*.jsonl{disk.PARTIAL}")):
                 file.unlink()
         if begins and trainer.current_epoch == 0:
             with self._looking():

@@ -5,7 +5,9 @@ It imports neither torch nor Lightning, so it starts at once.
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,35 +50,44 @@ class RunData:
     notes: list[str]
 
     @classmethod
-    def read(cls, folder: Path) -> "RunData":
-        """The records and curves in a run's folder. A broken file is left out, and a note says so."""
+    def read(cls, folder: Path, max_bytes: float = math.inf) -> "RunData":
+        """The curves and records in a run's folder; of the records as many, evenly spread, as fit into `max_bytes`.
+
+        The last record is always read. A broken file is left out, and a note says so.
+        """
         name, steps = folder.resolve().name, dict[int, list[str]]()
         starts = starts_of(folder, read_config(folder / "config.yaml") or {})
         notes = [f"{name} {change}." for change in changes_of(starts)]
-        for file in recorded(folder):
+        all_files = recorded(folder)
+        files = fitting(all_files, list(map(size_of, all_files)), max_bytes)
+        for file in files:
             try:
                 record = read_file(file)
                 steps[record.step] = record.lines()
             except ValueError as error:
                 notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}.")
-        return cls(name, steps, *curves_of(read_scalars(folder)), notes)
-
-    def size(self, steps: Iterable[int]) -> int:
-        """The bytes of some of its steps in the page, about."""
-        return sum(len(line.encode("utf-8", "backslashreplace")) for step in steps for line in self.steps[step])
-
-    def thin(self, max_bytes: float) -> None:
-        """Keeps as many steps, evenly spread, as fit into `max_bytes`; the last always stays. A note tells it."""
-        kept = every = [*self.steps]
-        while len(kept) > 1 and self.size(kept) > max_bytes:
-            kept = evenly(every, len(kept) - 1)
-        if len(kept) < len(every):
-            self.notes.append(
-                f"{len(kept)} of the {len(every)} recorded steps of {self.name} are here, evenly spread, to keep the "
+        if len(files) < len(all_files):
+            notes.append(
+                f"{len(files)} of the {len(all_files)} recorded steps of {name} are here, evenly spread, to keep the "
                 "page small; --max_mb sets its size. Fewer inspect.num_groups or inspect.num_followed make a step "
                 "smaller."
             )
-        self.steps = {step: self.steps[step] for step in kept}
+        return cls(name, steps, *curves_of(read_scalars(folder)), notes)
+
+
+def size_of(file: Path) -> int:
+    """The bytes of a record in the page, about."""
+    return file.stat().st_size if file.is_file() else 0
+
+
+def fitting(files: Sequence[Path], sizes: Sequence[int], max_bytes: float) -> list[Path]:
+    """As many of the files, evenly spread, as have at most `max_bytes` together; at least the last."""
+
+    def fits(num_left_out: int) -> bool:
+        return sum(evenly(sizes, len(sizes) - num_left_out)) <= max_bytes
+
+    # Fewer files have fewer bytes, or nearly so: it is enough to look at a few counts.
+    return evenly(files, len(files) - bisect_left(range(len(files) - 1), True, key=fits))
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -135,10 +146,10 @@ def data_block(name: str, text: str) -> str:
 
 def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.0) -> list[str]:
     """Writes the page of a run; returns what could not be read or was left out, a sentence each."""
-    runs = [RunData.read(folder) for folder in (run, compare) if folder is not None]
-    sizes = [one.size(one.steps) for one in runs]
-    for one, size in zip(runs, sizes, strict=True):
-        one.thin(max_mb * 1e6 * size / max(sum(sizes), 1))
+    folders = [folder for folder in (run, compare) if folder is not None]
+    sizes = [sum(map(size_of, recorded(folder))) for folder in folders]
+    bytes_per_byte = max_mb * 1e6 / max(sum(sizes), 1)
+    runs = [RunData.read(folder, size * bytes_per_byte) for folder, size in zip(folders, sizes, strict=True)]
     write_page(out, build(runs))
     return [note for one in runs for note in one.notes]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from grpo_lightning.disk import table
+from grpo_lightning.disk import table, whole_files
 from grpo_lightning.types import FIRST_LOOK
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -21,7 +21,7 @@ def read_scalars(folder: Path | str) -> Scalars:
     The copies that `Board` puts first in TensorBoard are left out.
     """
     found: dict[str, dict[int, float]] = {}
-    files = list(Path(folder).glob(EVENTS))
+    files = whole_files(Path(folder), EVENTS)
     for name, step, _, value in sorted(_events(files) if files else _rows(Path(folder, TABLE)), key=itemgetter(2)):
         found.setdefault(name, {})[step] = value
     return {name: sorted(values.items()) for name, values in sorted(found.items())}

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import resource
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +21,6 @@ from grpo_lightning.types import Completion, FinishReason
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS = 512  # requests of one rank that wait for answers at once
 THREADS = "grpo-vllm"  # how the names of the threads begin that wait for answers
 GENERATE = "/inference/v1/generate"
 ABORTED = "abort"  # the reason of a completion that a pause has ended
@@ -187,8 +188,7 @@ class Fleet:
                         pool.submit(listen, drawing.carry_on(index, number))
                 found.put(ended)
 
-        seats = max(1, self.slots // len(drawing.calls[0].rows)) * len(self.servers)
-        pool, num_ended = ThreadPoolExecutor(min(CONNECTIONS, seats + 1), THREADS), 0
+        pool, num_ended = ThreadPoolExecutor(num_connections(self.slots * len(self.servers)), THREADS), 0
         try:
             for index in range(len(drawing.calls)):
                 pool.submit(listen, index)
@@ -205,6 +205,17 @@ class Fleet:
                 pool.shutdown(cancel_futures=True)
             raise
         pool.shutdown()
+
+
+def num_connections(num_completions: int) -> int:
+    """Most requests of one rank that wait for answers at once, where servers draw this number of completions.
+
+    A request may be for one completion: so it is with stop strings, and after new weights in the middle of a group. One
+    request more waits for a seat. At most half of the files that the process may open are connections.
+    """
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if most_files == resource.RLIM_INFINITY else most_files // 2
+    return max(1, min(num_completions + 1, most))
 
 
 class OtherWeights(ServerError):

@@ -8,6 +8,7 @@ import torch
 from helpers.distilling import gradient
 from helpers.fitting import relative
 from helpers.tiny import policy_of, rollouts_of, tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from examples.teachers import Teachers
 from grpo_lightning.maths.packs import idle_pack
@@ -101,6 +102,16 @@ def test_the_policy_teaches_itself_from_another_prompt() -> None:
     feedback = SelfTeacher("{question}not{completion}")
     feedback.begin(policy, samples)
     assert feedback.prompts[0] == ids_of(f"Q00not{samples[0].text}A")
+
+
+def test_a_self_teachers_prompt_has_the_special_tokens_that_the_prompt_has() -> None:
+    policy, rollouts = policy_of(), rollouts_of(LENGTHS, prompt_lengths=[4] * 4, group=[0, 1, 2, 3])
+    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<bos> $A", None, [("<bos>", 2)])
+    samples = samples_of(rollouts, [{}] * 4)
+    samples[0].prompt.token_ids.insert(0, 2)
+    teacher = SelfTeacher("{question}is{answer}")
+    teacher.begin(policy, samples)
+    assert teacher.prompts[:2] == [[2, *ids_of("Q00is0A")], ids_of("Q11is1A")]
 
 
 def test_mistakes_in_the_prompt_of_a_self_teacher() -> None:

@@ -7,6 +7,7 @@ from helpers.curves import scalars, write
 
 from grpo_lightning.plugins.inspect.arms import arms_of, read_runs
 from grpo_lightning.plugins.inspect.configs import shown
+from grpo_lightning.plugins.inspect.scalars import EVENTS
 from grpo_lightning.types import UsageError
 
 
@@ -30,6 +31,16 @@ def make(folder: Path, **settings: Any) -> Path:
     write(folder, scalars([0.1, 0.2]))
     (folder / "config.yaml").write_text(yaml.safe_dump(config(folder, **settings), sort_keys=False))
     return folder
+
+
+def test_neither_a_folder_nor_a_half_written_file_has_curves(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    expected = read_runs([run])[0].scalars
+    write(tmp_path / "other", scalars([0.5, 0.6]))
+    (file,) = (tmp_path / "other").glob(EVENTS)
+    file.rename(run / f"{file.name}.partial")  # its program was killed
+    (run / EVENTS.replace("*", "0")).mkdir()
+    assert read_runs([run])[0].scalars == expected
 
 
 def test_runs_that_differ_in_seed_and_folder_alone_are_one_arm(tmp_path: Path):

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
 from grpo_lightning.command.overview import answer
-from grpo_lightning.plugins.inspect.page import NUM_POINTS, RunData, build, curves_of, main
+from grpo_lightning.plugins.inspect.page import NUM_POINTS, RunData, build, curves_of, fitting, main
 from grpo_lightning.plugins.inspect.record import path_of, read
 from grpo_lightning.types import UsageError
 
@@ -45,8 +46,30 @@ def test_a_small_limit_thins_the_steps_evenly(tmp_path: Path, capsys: pytest.Cap
     assert main([str(run), "--max_mb", str(3.3 * size / 1e6)]) == 0
     assert "3 of the 11 recorded steps of run are here, evenly spread" in capsys.readouterr().out
     assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-1", "step-0-6", "step-0-11"]
+    # What is left out is not read.
+    for step in (2, 5, 9):
+        path_of(run, step).write_text("x" * size)
+    assert main([str(run), "--max_mb", str(3.3 * size / 1e6)]) == 0
+    assert "cannot be read" not in capsys.readouterr().out
     assert main([str(run), "--max_mb", "0"]) == 0
     assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-11"]
+
+
+class Counting(list[int]):
+    """A list that counts how often its items are read."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+def test_thinning_many_records_looks_at_few_counts() -> None:
+    files, sizes = [Path(str(index)) for index in range(10_000)], Counting([3] * 10_000)
+    assert len(fitting(files, sizes, 2000.5 * 3)) == 2000 and sizes.num_read < 20 * 10_000
+    assert fitting(files[:1], [3], 0) == files[:1]
+    assert fitting(files, sizes, 30_000) == files
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,13 @@ def test_an_order_begins_anew_with_other_questions_and_after_another_order(caplo
         anew.load_state_dict(state)
         assert anew.next(range(4)) == set_up(DifficultyPools(), count).next(range(4))
     assert [message.split(":")[0] for message in caplog.messages] == ["data.order=DifficultyPools"] * 2
-    Shuffled().load_state_dict(pools.state_dict())
+    shuffled = set_up(Shuffled())
+    shuffled.load_state_dict(pools.state_dict())
+    assert shuffled.next(range(4)) == set_up(Shuffled()).next(range(4))
 
 
 def test_pools_by_pass_rate() -> None:
-    order = set_up(DifficultyPools({"new": 1, "middling": 0, "hard": 0, "easy": 0}, memory=0.5), 8)
+    order = set_up(DifficultyPools({"new": 1, "middling": 0, "hard": 0, "easy": 0}, memory=0.75), 8)
     first = order.next(range(4))
     assert first == set_up(Shuffled(), 8).next(range(4))  # new ones come as they are shuffled
     values = ([0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [math.nan, math.nan])
@@ -103,10 +105,10 @@ def test_pools_by_pass_rate() -> None:
         assert order.next(range(10, 11)) == [row]
         assert order.next(range(11, 12)) != [row]  # it waits for its rewards
         order.observe({10: [], 11: []})
-    # (0 + 1) / 2 is middling, and so is (1 + 0) / 2: a question comes back as the policy changes.
+    # 3/4 * 0 + 1/4 * 1 is middling, and so is 3/4 * 1 + 1/4 * 0: a question comes back as the policy changes.
     order.asked = {20: hard, 21: easy, 22: middling}
     order.observe({20: [1.0], 21: [0.0], 22: [1.0]})
-    assert [float(order.rate[row]) for row in (hard, easy, middling)] == [0.5, 0.5, 0.75]
+    assert [float(order.rate[row]) for row in (hard, easy, middling)] == [0.25, 0.75, 0.625]
     assert torch.isnan(order.rate[failed])
     # Inside the pool the one asked longest ago comes first.
     order.parts = dict.fromkeys(order.parts, 0.0) | {"middling": 1.0}
@@ -133,6 +135,8 @@ def test_what_was_rarely_solved_is_asked_again() -> None:
     assert order.observe(dict(enumerate(values))) == {"order/waiting": 3}
     assert order.next(range(5, 10)) == [stream[1], stream[2], stream[4], stream[5], stream[6]]
     assert order.observe({5: [0, 1, 0, 0], 6: [1, 1, 1, 1]}) == {"order/waiting": 1}
+    order.asked[10] = stream[1]  # while it waits already
+    assert order.observe({10: [0, 1, 0, 0]}) == {"order/waiting": 1}
     rare = set_up(Replayed(fraction=0.0))
     rare.waiting = [3]
     assert rare.next(range(20)) == stream

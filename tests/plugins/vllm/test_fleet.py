@@ -1,8 +1,12 @@
 """Servers that die, hang, answer nonsense, come back, or get weights while they draw: no sample is lost or doubled."""
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,13 @@ import torch
 from helpers.drawing import PROMPTS, draw, tokens, update
 from helpers.tiny import read_policy
 from helpers.vllm_server_stand_in import StandIn
+from helpers.waiting import LIMIT
 
 from grpo_lightning import LoRA, Policy, Request, Sampling, UsageError
 from grpo_lightning.plugins.vllm import fleet
+from grpo_lightning.plugins.vllm.fleet import Fleet
+from grpo_lightning.plugins.vllm.http import Server
+from grpo_lightning.plugins.vllm.requests import Drawing, seeds_of
 from grpo_lightning.plugins.vllm.server import VLLMServerEngine
 from grpo_lightning.types import Completion, RandomKey
 
@@ -88,6 +96,16 @@ def test_the_others_draw_what_a_lost_server_was_asked_for(
         draw(engine, policy, REQUESTS, length=6)
 
 
+def test_what_a_server_had_streamed_when_it_was_lost_is_drawn_anew(
+    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy
+) -> None:
+    expected = tokens(draw(engine, policy, REQUESTS, length=12, stop=["a"]))
+    generate = servers[1].generate
+    servers[1].generate = lambda body: islice(generate(body), 2)  # type: ignore[method-assign]
+    assert tokens(draw(engine, policy, REQUESTS, length=12, stop=["a"])) == expected
+    assert [server.url for server in engine._fleet.live] == [servers[0].url]
+
+
 def test_a_server_that_was_lost_comes_back_with_the_next_weights(
     servers: list[StandIn], engine: VLLMServerEngine, policy: Policy
 ) -> None:
@@ -115,6 +133,15 @@ def test_requests_go_where_there_is_room(servers: list[StandIn], engine: VLLMSer
     draw(engine, policy, REQUESTS, length=3)
     quick, slow = (len(server.prompts) for server in servers)
     assert (quick + slow, slow) == (len(PROMPTS), 1)
+
+
+def test_a_prompt_stays_on_its_server_until_that_is_full() -> None:
+    one, other = Server("http://one", 1), Server("http://other", 1)
+    homes: dict[int, Server] = {}
+    fleet = Fleet([one, other], slots=4)
+    with ExitStack() as stack:
+        seats = [stack.enter_context(fleet.seat(size, 7, homes)) for size in (2, 2, 1)]
+    assert [server for server, _ in seats] == [one, one, other]
 
 
 def test_a_server_with_foreign_weights_is_left_out(
@@ -160,6 +187,54 @@ def test_what_is_being_drawn_continues_with_new_weights(
             recorded = [p for p, drawn_by in zip(one.logp or [], one.versions, strict=True) if drawn_by == version]
             assert torch.allclose(torch.tensor(own), torch.tensor(recorded), atol=1e-4)
     assert changed > 0
+
+
+class Aborting(Server):
+    """Completions end at once with one token, 7; those of a group because of new weights, which are there by then."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__("http://server", 1)
+        self.fleet = Fleet([self], slots)
+        self.parameters: list[dict[str, Any]] = []
+        self.all_are_here = threading.Barrier(slots, timeout=LIMIT)
+
+    def get(self, path: str) -> Any:
+        return {"weight_version": ""}
+
+    def post(self, path: str, body: Any = None, method: str = "POST") -> Any:
+        self.parameters.append(body["sampling_params"])
+        reason, count = "length", body["sampling_params"]["n"]
+        if count > 1:
+            reason = "abort"
+            self.fleet.release([self], 1, "")
+        else:
+            self.all_are_here.wait()
+        content = {"content": [{"logprob": -1.0}]}
+        choice = {"token_ids": [7], "logprobs": content, "finish_reason": reason}
+        return {"choices": [choice | {"index": index} for index in range(count)]}
+
+
+def test_a_completion_that_goes_on_has_the_versions_and_random_numbers_of_its_tokens(policy: Policy) -> None:
+    server, requests = Aborting(slots=2), Request.from_prompts(PROMPTS[:1], 2)
+    drawing = Drawing(requests, Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
+    completions = dict(server.fleet.draw(drawing, Sampling(5), 64))
+    assert [(completions[row].token_ids, completions[row].versions) for row in (0, 1)] == [([7, 7], [0, 1])] * 2
+    later = [replace(request, position=request.position + 1) for request in requests]
+    found = {(one["seed"], one["max_tokens"]) for one in server.parameters[1:]}
+    assert found == {(seed, 4) for seed in seeds_of(later, RandomKey(0, 0))}
+
+
+def test_as_many_completions_go_on_at_once_as_a_server_has_slots(policy: Policy) -> None:
+    server = Aborting(slots=24)
+    drawing = Drawing(Request.from_prompts(PROMPTS[:3], 8), Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
+    assert len(drawing.calls) == 3
+    assert len([*server.fleet.draw(drawing, Sampling(5), 64)]) == 24
+
+
+@pytest.mark.parametrize(("most_files", "expected"), [(1024, 512), (10_000, 601), (resource.RLIM_INFINITY, 601)])
+def test_connections_leave_half_of_the_files(most_files: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet.resource, "getrlimit", lambda kind: (most_files, most_files))
+    assert fleet.num_connections(600) == expected
 
 
 # Weights that do not arrive
