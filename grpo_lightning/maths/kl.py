@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum, segments
@@ -11,6 +12,8 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import require
 
 MAX_LOG_RATIO = 20.0  # a ratio of e^20 has no use, and far beyond it exp overflows
+ROUNDING = 1e-5
+"""Nats per token by which two passes over the same tokens may differ in float32. A sampler's log-probs are one pass."""
 
 
 def log_ratio(logp: Tensor, base_logp: Tensor) -> Tensor:
@@ -88,7 +91,8 @@ class KLPenalty:
     """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
 
     As in RLHF: the penalty is one reward more, so the advantage compares and normalises it like the others. Together
-    with `objective.beta` above 0 it is the dual penalty.
+    with `objective.beta` above 0 it is the dual penalty. KLs of a group that differ by float32's rounding alone count
+    as equal, or an advantage divided by their deviation would be noise.
 
     Args:
         beta: Its coefficient, in units of reward per nat.
@@ -106,4 +110,13 @@ class KLPenalty:
         assert rollouts.old_logp is not None and rollouts.ref_logp is not None
         per_token = self.kl(rollouts.old_logp, rollouts.ref_logp, rollouts.old_logp).double()
         per_completion = segment_sum(per_token, segments(rewards.lengths), len(rewards.lengths))
-        return rewards.plus(per_completion, -self.beta)
+        return rewards.plus(without_rounding(per_completion, rewards.group, ROUNDING * rewards.lengths), -self.beta)
+
+
+def without_rounding(value: Tensor, group: Tensor, rounding: Tensor) -> Tensor:
+    """[B] float64 values, equal in a group whose values differ by at most the largest of their [B] roundings."""
+    num_groups = int(group.max()) + 1 if len(group) else 0
+    smallest = value.new_full((num_groups,), torch.inf).scatter_reduce(0, group, value, "amin")
+    largest = value.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, value, "amax")
+    allowed = value.new_zeros(num_groups).scatter_reduce(0, group, rounding.to(value), "amax")
+    return torch.where((largest - smallest <= allowed)[group], smallest[group], value)

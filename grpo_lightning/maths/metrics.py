@@ -35,14 +35,44 @@ def nan_mean(values: Sequence[float]) -> float:
 
 
 def half_width(count: int, total: float, squares: float) -> float:
-    """Half the 95 % interval of a mean, t * s / √n, of n values with this sum and sum of squares; NaN below two.
-
-    Of the means of k samples each it is clustered by question: k samples of one question are one value.
-    """
+    """Half the 95 % interval of a mean, t * s / √n, of n values with this sum and sum of squares; NaN below two."""
     if count < 2:
         return math.nan
     variance = max(0.0, squares - total * total / count) / (count - 1)
     return t_quantile(count - 1) * math.sqrt(variance / count)
+
+
+FULLY_CLUSTERED = 2
+"""Questions that are added, as if the k answers to each were one answer, where few questions tell how they vary."""
+
+
+def clustered_half_width(values: Sequence[float]) -> float:
+    """The larger side of the 95 % interval of a mean over questions, from a value per question; NaN below two.
+
+    A value is the mean over k answers, which are one value: answers to one question are alike. Values from 0 to 1 have
+    Wilson's interval, with Student's t, of as many independent answers as would vary as the questions do (the design
+    effect; Franco, Little, Louis and Slud 2019). Near 0 and 1 its sides differ, so mean ± the larger one covers more
+    than 95 %. Other values, scores of a judge, have t * s / √n.
+    """
+    count = len(values)
+    if count < 2:
+        return math.nan
+    mean = math.fsum(values) / count
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    t = t_quantile(count - 1)
+    if min(values) < 0 or max(values) > 1 or (variance == 0 and 0 < mean < 1):
+        return t * math.sqrt(variance / count)
+    num_answers = float(count)
+    if variance > 0:
+        rarer = [value if mean <= 0.5 else 1 - value for value in values]
+        num_telling = math.fsum(rarer) ** 2 / math.fsum(value * value for value in rarer)
+        answers_per_question = mean * (1 - mean) / variance
+        weighted = num_telling * answers_per_question + FULLY_CLUSTERED
+        num_answers *= weighted / (num_telling + FULLY_CLUSTERED)
+    z = t * t / num_answers
+    centre = (mean + z / 2) / (1 + z)
+    reach = math.sqrt(mean * (1 - mean) * z + z * z / 4) / (1 + z)
+    return reach + abs(centre - mean)
 
 
 @cache

@@ -42,13 +42,18 @@ class TokenWeighting(ABC):
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] float32 weights from [B] |o_i|, [B] indices of prompts (every group is whole), and the whole batch."""
+        """[B] float32 weights from [B] |o_i|, [B] indices of prompts (every group is whole), and the whole batch.
+
+        |o_i| is 0 where the masks leave out all tokens of a completion and `objective.denominator` counts what is left.
+        """
 
     def per_token(self, rollouts: Rollouts, counted: Tensor, batch: BatchSize) -> Tensor:
         """[N] float32 weights; |o_i| are the tokens that count, [N] bool, in all pieces of a completion."""
         lengths = segment_sum(counted.long(), rollouts.spread(rollouts.completion), int(rollouts.begins.sum()))
-        whole = self(lengths.clamp(min=1), rollouts.group[rollouts.begins], batch)
-        return rollouts.spread(whole[rollouts.completion])
+        weight = self(lengths, rollouts.group[rollouts.begins], batch)
+        # The masks make 0 of whatever a completion without counted tokens gets, but for what is infinite.
+        weight = torch.where((lengths > 0) | weight.isfinite(), weight, 0.0)
+        return rollouts.spread(weight[rollouts.completion])
 
 
 class SequenceMean(TokenWeighting):
@@ -58,7 +63,7 @@ class SequenceMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        return 1.0 / (batch.num_completions * lengths.float())
+        return 1.0 / (batch.num_completions * lengths.clamp(min=1).float())
 
 
 class TokenMean(TokenWeighting):
@@ -98,7 +103,7 @@ class GroupTokenMean(TokenWeighting):
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
         tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
-        return 1.0 / (batch.num_groups * tokens.float())
+        return 1.0 / (batch.num_groups * tokens.clamp(min=1).float())
 
 
 class Unweighted(TokenWeighting):

@@ -6,24 +6,25 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from grpo_lightning.maths.metrics import half_width
+from grpo_lightning.maths.metrics import clustered_half_width
 
 
 class HalfWidth(Metric):
-    """Half the 95 % interval of a mean over questions, as in `half_width`, over all ranks."""
+    """The larger side of the 95 % interval of a mean over questions, as in `clustered_half_width`, over all ranks."""
 
-    sums: Tensor
+    values: list[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("sums", torch.zeros(3), dist_reduce_fx="sum")
+        self.add_state("values", [], dist_reduce_fx="cat")
 
     def update(self, value: float) -> None:
-        """Adds a question's value, unless it is NaN."""
-        if not math.isnan(value):
-            self.sums += torch.tensor([1.0, value, value * value], device=self.sums.device)
+        """Adds a question's value; NaN is none."""
+        # Apple's GPUs have no float64.
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        self.values.append(torch.tensor([value], dtype=dtype, device=self.device))
 
     def compute(self) -> Tensor:
-        """The half; NaN below two questions."""
-        count, total, squares = self.sums.tolist()
-        return torch.tensor(half_width(int(count), total, squares), device=self.sums.device)
+        """The larger side; NaN below two questions."""
+        numbers = [value for values in self.values for value in values.flatten().tolist() if not math.isnan(value)]
+        return torch.tensor(clustered_half_width(numbers), device=self.device)

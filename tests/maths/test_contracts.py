@@ -134,12 +134,20 @@ def test_advantages_of_nobody(cls):
     nobody = torch.zeros(0, dtype=torch.int64)
     assert estimator(torch.zeros(0), nobody).shape == (0,)
     for steps in (None, SegmentRewards(nobody, nobody, torch.zeros(0, dtype=torch.float64))):
-        if steps is None and cls.__name__ == "ProcessSupervision":
-            continue
         none = torch.zeros(1, 0, dtype=torch.float64)
         batch = RewardBatch(none, torch.ones(1, dtype=torch.float64), nobody, nobody, [steps])
         result = estimator.per_token(batch)
         assert (result.shape, result.dtype) == ((0,), torch.float32)
+
+
+@each(AdvantageEstimator)
+def test_a_step_in_which_every_reward_failed_has_no_advantage(cls):
+    estimator: AdvantageEstimator = make(cls)
+    failed = torch.full((2, 4), math.nan, dtype=torch.float64)
+    lengths = torch.tensor([2, 1, 3, 2])
+    # A reward that raises on every completion has no segments, whatever it has on others.
+    batch = RewardBatch(failed, torch.ones(2, dtype=torch.float64), torch.tensor([0, 0, 1, 1]), lengths, [None, None])
+    assert estimator.per_token(batch).tolist() == [0.0] * 8
 
 
 @each(AdvantageEstimator)

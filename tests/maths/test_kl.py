@@ -2,9 +2,12 @@ import math
 
 import pytest
 import torch
+from helpers.reward_batches import batch_of
+from helpers.tiny import rollouts_of
 from torch import Tensor
 
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
+from grpo_lightning.maths.advantages import BatchStd, GroupStd, Sign
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty, without_rounding
 
 
 def k3(theta: list[float], ref: list[float]) -> list[float]:
@@ -107,3 +110,26 @@ def test_the_kl_in_the_reward_is_k1_unless_told():
     assert isinstance(KLPenalty().kl, K1)
     assert isinstance(KLPenalty(0.1, K3()).kl, K3)
     assert KLPenalty(0.1).beta == 0.1
+
+
+@pytest.mark.parametrize(("error", "are_equal"), [(1e-6, True), (1e-3, False)])
+def test_kls_that_differ_by_rounding_alone_are_equal_rewards(error, are_equal):
+    """Two groups of four completions; all of a group have the same KL, 0 and 0.5 a token, but for the passes' error."""
+    lengths = [3, 8, 1, 5, 2, 2, 2, 2]
+    rollouts = rollouts_of(lengths, prompt_lengths=[2, 2], group=[0] * 4 + [1] * 4)
+    noise = error * torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
+    rollouts.old_logp = torch.full((sum(lengths),), -0.7)
+    rollouts.ref_logp = rollouts.old_logp - 0.5 * rollouts.spread(rollouts.group == 1) + noise
+    rewards = batch_of([[1, 1, 1, 1, 1, 1, 0, 0]], [1], rollouts.group.tolist(), lengths)
+    for estimator in (GroupStd(), Sign(), BatchStd()):
+        penalised = KLPenalty(beta=0.2)(rewards, rollouts)
+        advantage = estimator.per_token(penalised).split(lengths)
+        assert all(bool((part == 0).all()) for part in advantage[:4]) == are_equal, estimator
+        assert not advantage[4].equal(advantage[6])
+    assert bool((penalised.value[1, :4] == penalised.value[1, 0]).all()) == are_equal
+    assert penalised.value[1, 4:].tolist() == pytest.approx([1.0] * 4, abs=1e-2)
+
+
+def test_a_penalty_of_nobody():
+    none = torch.zeros(0)
+    assert without_rounding(none.double(), none.long(), none).shape == (0,)

@@ -12,7 +12,7 @@ from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import TokenMask
 from grpo_lightning.maths.kl import K1, ImportanceWeighted
-from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenMean, TokenWeighting
+from grpo_lightning.maths.weightings import BatchSize, GroupTokenMean, SequenceMean, TokenMean, TokenWeighting
 
 TopEntropy: Any = optional("TopEntropy")
 OffPolicyMask: Any = optional("OffPolicyMask")
@@ -271,9 +271,19 @@ def test_what_the_denominators_count():
     size, found = weight(TokenMean(), "moving")
     assert size == BatchSize(1, 1, 2, 8) and found[:5] == pytest.approx([1 / 2, 1 / 2, 0, 0, 0])
     assert weight(SequenceMean(), "kept")[1] == pytest.approx([1 / 4, 1 / 4, 0, 0, 0, 1 / 2])
+    # The second group is left out whole; the first has two tokens, since what is masked counts as none.
+    assert weight(GroupTokenMean(), "kept")[1] == pytest.approx([1 / 4, 1 / 4, 0, 0, 0, 1 / 2])
+    assert weight(GroupTokenMean(), "moving")[1][:5] == pytest.approx([1 / 2, 1 / 2, 0, 0, 0])
+
+    class UnclampedMean(TokenWeighting):
+        def __call__(self, lengths: torch.Tensor, group: torch.Tensor, batch: BatchSize) -> torch.Tensor:
+            return 1 / (batch.num_completions * lengths)
+
+    assert weight(UnclampedMean(), "kept") == weight(SequenceMean(), "kept")
     # Nobody is left: no division by 0.
     rollouts.truncated[:] = True
-    assert weight(TokenMean(), "kept") == (BatchSize(1, 1, 1, 8), [0.0] * 6)
+    for weighting in (TokenMean(), SequenceMean(), GroupTokenMean(), UnclampedMean()):
+        assert weight(weighting, "kept") == (BatchSize(1, 1, 1, 8), [0.0] * 6)
 
 
 def test_a_mask_may_be_a_factor():

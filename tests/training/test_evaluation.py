@@ -15,6 +15,7 @@ from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.training.data import PromptBatch, TaskData
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike, judge_class
+from grpo_lightning.training.half_width import HalfWidth
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
@@ -158,3 +159,13 @@ def test_a_validation_that_cannot_be_judged_ends_the_run(judge: Reward | None, t
 def test_a_judge_that_is_not_here_is_one_message(name: str) -> None:
     with pytest.raises(UsageError, match=f"model.validation.judge={name}.* name another"):
         judge_class(name)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4, 1e8])
+def test_the_interval_does_not_depend_on_where_the_mean_is(mean: float) -> None:
+    values = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    metric = HalfWidth()
+    for value in (values + mean).tolist():
+        metric.update(value)
+    metric.update(math.nan)  # a question that was not graded
+    assert float(metric.compute()) == pytest.approx(1.96473 * float(values.std()) / 500**0.5, rel=1e-4)

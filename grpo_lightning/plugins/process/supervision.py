@@ -19,6 +19,9 @@ class ProcessSupervision(GroupStd):
     """
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
+        if rewards.total.isnan().all():
+            # Nothing could be scored, so that there are no segments either: every environment or reward has failed.
+            return torch.zeros(int(rewards.lengths.sum()), dtype=torch.float32, device=rewards.lengths.device)
         if not any(rewards.segments):
             raise UsageError(
                 "ProcessSupervision: no reward scores segments; add one whose RewardResult has `segments`, or use"
