@@ -214,6 +214,8 @@ def run_trl(folder: Path, race: Race, vllm: bool = False) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    # As on the other side: with cuDNN's attention each new shape of a decoded position would cost a plan.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     seen: list[int] = [0]
 

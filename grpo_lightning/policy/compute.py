@@ -23,6 +23,10 @@ TRIAL = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]
 """What a model is tried with before the run."""
 HEAD_ELEMENTS = 2**25  # logits held at once by the vocabulary head: 128 MiB of float32
 
+# On Hopper and Blackwell torch takes cuDNN's attention first. That builds a plan for every new shape (0.4 s), and every
+# decoded position is one. Its gradient may be NaN under a mask (pytorch issue 196678).
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 
 @dataclass(slots=True)
 class TokenLogp:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grpo_lightning.plugins.fast.products import OneDNNLinear
-from grpo_lightning.policy.architecture import trunk_of
+from grpo_lightning.policy.architecture import Float32Linear, head_dtype, trunk_of
 from grpo_lightning.policy.policy import Policy
 
 ROWS = 16  # that a layout is made for; oneDNN chooses the same one from 2 rows to thousands
@@ -47,23 +47,56 @@ class LinearCopies:
 def linear_layers(model: PreTrainedModel) -> list[Any]:
     """The linear layers of the transformer and its head."""
     layers = [*trunk_of(model).modules(), model.get_output_embeddings()]
-    return [layer for layer in layers if type(layer) in (nn.Linear, OneDNNLinear, Conv1D)]
+    return [layer for layer in layers if type(layer) in (nn.Linear, OneDNNLinear, Conv1D, Float32Linear)]
+
+
+def casts_weights(model: PreTrainedModel) -> bool:
+    """True where a linear layer would cast its weight at every decoded position.
+
+    Lightning opens autocast without its cache, and a float32 head may have weights of another type.
+    """
+    return any(layer.weight.dtype != head_dtype(layer) for layer in linear_layers(model))
+
+
+def copied_bytes(model: PreTrainedModel, dtype: torch.dtype, device: str) -> int:
+    """Bytes of the copies of `model` for products of `dtype` on a device of this kind."""
+    types = ((layer, _type_of_copy(layer, dtype, device)) for layer in linear_layers(model))
+    return sum(layer.weight.numel() * kind.itemsize for layer, kind in types if kind)
+
+
+def _packs(dtype: torch.dtype, device: str) -> bool:
+    """True where oneDNN has a layout of its own for weights of this type."""
+    if device != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _type_of_copy(layer: Any, dtype: torch.dtype, device: str) -> torch.dtype | None:
+    """The type of a copy of the layer's weight for products of `dtype`; None if a copy would be no better."""
+    if isinstance(layer, Float32Linear):
+        return None if layer.weight.dtype == torch.float32 else torch.float32
+    return dtype if layer.weight.dtype != dtype or _packs(dtype, device) else None
 
 
 @torch.no_grad()
 def _forward(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
     """Computes as the layer does, from a copy of its weight; None if a copy would be no better."""
-    weight = layer.weight.detach()
-    weight = weight.t() if isinstance(layer, Conv1D) else weight
-    packs = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if packs and dtype != torch.float32:
-        packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if not packs and weight.dtype == dtype:
+    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    device = weight.device.type
+    if _type_of_copy(layer, dtype, device) is None:
         return None
-    weight = weight.to(dtype)
-    if packs:
+    if isinstance(layer, Float32Linear):
+        return partial(_float32_product, weight.float(), None if bias is None else bias.float())
+    weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(dtype)
+    if _packs(dtype, device):
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-    return partial(_product, dtype, weight, None if layer.bias is None else layer.bias.detach().to(dtype))
+    return partial(_product, dtype, weight, None if bias is None else bias.to(dtype))
+
+
+def _float32_product(weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
+    """The output of a `Float32Linear`."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return nn.functional.linear(hidden.float(), weight, bias)
 
 
 def _product(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from grpo_lightning.plugins.fast.kv_memory import (
     read_at_once,
     row_bytes,
 )
-from grpo_lightning.plugins.fast.linear_copies import LinearCopies, linear_layers
+from grpo_lightning.plugins.fast.linear_copies import LinearCopies, casts_weights
 from grpo_lightning.plugins.fast.shared_prompts import is_worth
 from grpo_lightning.plugins.fast.slab import attention, mask
 from grpo_lightning.plugins.fast.threads import divided, in_threads
@@ -44,9 +44,10 @@ AttentionMaskInterface.register(ATTENTION, mask)
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is merged, and nothing copied unless asked for, but for frozen weights of another type than the
-    products have (LoRA with float32 weights under `bf16-mixed`). Equal prompts are read once, and finished rows are
-    compacted away. A model that it cannot decode exactly is refused before the run.
+    The default: nothing is merged. Weights of another type than the products have, as under `bf16-mixed`, are copied in
+    that type while completions are sampled: 2 bytes per weight, freed before the update. Otherwise nothing is copied
+    unless asked for. Equal prompts are read once, and finished rows are compacted away. A model that it cannot decode
+    exactly is refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones wait, those with the shortest prompts longest.
@@ -110,14 +111,15 @@ class NativeEngine(RolloutEngine):
         self._copies = None
         super().close()
 
+    def copy_dtype(self, policy: Policy) -> torch.dtype | None:
+        """The type of the copies that it decodes with here; None if it decodes with the layers themselves."""
+        is_copied = self.packed or self.dtype or casts_weights(policy.model)
+        return self.product_dtype(policy) if is_copied else None
+
     def _copied(self, policy: Policy) -> LinearCopies | None:
         """Copies of the linear layers as they are now; None if it decodes with the layers themselves."""
-        dtype = self.product_dtype(policy)
-        # Autocast keeps no copies of frozen weights: it would make them at every position.
-        casts = dtype != policy.model.dtype and not all(
-            layer.weight.requires_grad for layer in linear_layers(policy.model)
-        )
-        return LinearCopies(policy, dtype) if self.packed or self.dtype or casts else None
+        dtype = self.copy_dtype(policy)
+        return None if dtype is None else LinearCopies(policy, dtype)
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
@@ -149,7 +151,8 @@ class NativeEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
-        if self._copies and not self.has(policy):
+        is_stale = self._copies is not None and not self.has(policy)
+        if is_stale or self.copy_dtype(policy) != (self._copies and self._copies.dtype):
             self.sync(policy)
         batches = [*self._batches(policy, requests, sampling.max_new_tokens)]
         if self._kept:

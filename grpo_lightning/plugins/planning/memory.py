@@ -27,6 +27,8 @@ from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
 from grpo_lightning.plugins.fast.kv_memory import GIB
+from grpo_lightning.plugins.fast.linear_copies import copied_bytes
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
 from grpo_lightning.plugins.fast.token_logp import logits_at_once
 from grpo_lightning.policy.adapter import LoRA
@@ -144,6 +146,16 @@ class Plan:
                 found.append((rows, tokens, rows * row_bytes))
         return max(found, key=lambda one: one[2])
 
+    @property
+    def sampling_copies(self) -> int:
+        """Bytes of the copies of linear layers that the engine samples with."""
+        if not isinstance(self.engine, NativeEngine):
+            return 0
+        mixed = self.trainer.precision.startswith(("bf16", "16"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # float16 has as many bytes
+            dtype = self.engine.copy_dtype(self.fake)
+        return 0 if dtype is None else copied_bytes(self.fake.model, dtype, self.trainer.kind)
+
     @cached_property
     def rows(self) -> list[tuple[str, tuple[float, ...], str]]:
         """What takes memory: its name, its bytes in each of PHASES, and a note."""
@@ -174,6 +186,7 @@ class Plan:
             ("frozen copies", (copied,) * 3, "reference, old policies"),
             ("teachers", (held / shards, held / shards + reading, held / shards + reading), "the reference"),
             ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
+            ("copies for sampling", (self.sampling_copies, 0, 0), "in the type of the products"),
             ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
             ("activations, logits", (scored, scored, max(updated, stepping)), f"{packed} tokens in {in_rows} rows"),
         ]

@@ -1,3 +1,4 @@
+import weakref
 from typing import Any
 
 import pytest
@@ -6,6 +7,8 @@ from helpers.adapters import move
 from helpers.drawing import draw, gap, tokens, update
 from helpers.fast import adapted, policy_of
 from helpers.tiny import prompts_of
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast.linear_copies import LinearCopies
@@ -94,3 +97,67 @@ def test_a_float32_head_is_not_copied(policy: Policy) -> None:
     with torch.no_grad(), LinearCopies(policy, torch.bfloat16).in_use():
         logits = policy.logits(policy.hidden(torch.tensor([PROMPTS[0].token_ids])))
     assert not logits.equal(logits.bfloat16().float())
+
+
+class WeightCasts(TorchDispatchMode):
+    """Counts the casts of a policy's weights, or of parts of them, that happen under it."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and not args[0].is_mkldnn:
+            self.count += args[0].untyped_storage().data_ptr() in self.weights
+        return func(*args, **(kwargs or {}))
+
+
+PRECISIONS: dict[str, tuple[Precision, torch.dtype]] = {
+    "32-true": (Precision(), torch.float32),
+    "bf16-mixed": (MixedPrecision("bf16-mixed", "cpu"), torch.float32),
+    "16-mixed": (MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")), torch.float32),
+    "bfloat16 weights": (Precision(), torch.bfloat16),
+    "bf16-mixed with bfloat16 weights": (MixedPrecision("bf16-mixed", "cpu"), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("head", ["plain head", "float32 head"])
+@pytest.mark.parametrize("kind", ["whole", "lora"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_weight_is_cast_at_a_position(precision: str, kind: str, head: str) -> None:
+    """Lightning opens autocast without its cache, which is otherwise what keeps the casts of trained weights."""
+    context, dtype = PRECISIONS[precision]
+    policy = adapted("llama") if kind == "lora" else policy_of("llama")
+    for name, parameter in policy.named_parameters():
+        if "lora" not in name:
+            parameter.data = parameter.data.to(dtype)
+    if head == "float32 head":
+        compute_head_in_float32(policy.model, "model.policy.float32_head")
+    engine, casts = NativeEngine(check_every=3), WeightCasts(policy)
+    with context.forward_context():
+        engine.sync(policy)
+        with casts:
+            completions = engine.complete(REQUESTS, SAMPLING, RandomKey())
+        assert gap(policy, PROMPTS, completions) < 0.5
+    assert casts.count == 0
+
+
+def test_copies_are_freed_in_sleep_and_made_where_products_have_another_type() -> None:
+    policy, engine = policy_of("llama"), NativeEngine()
+    context = MixedPrecision("bf16-mixed", "cpu").forward_context
+    engine.sync(policy)
+    assert engine._copies is None
+    with context():
+        engine.complete(REQUESTS, SAMPLING, RandomKey())
+        assert engine._copies is not None
+        mixed = engine.complete(REQUESTS, SAMPLING, RandomKey())
+    # What was copied for one context is not used in another.
+    exact = engine.complete(REQUESTS, SAMPLING, RandomKey())
+    assert engine._copies is None and gap(policy, PROMPTS, exact) < 1e-5 < gap(policy, PROMPTS, mixed)
+    with context(), engine.ready(policy):
+        engine.complete(REQUESTS, SAMPLING, RandomKey())
+        assert engine._copies is not None
+        copies = [weakref.ref(forward.args[1]) for forward in engine._copies._forwards.values()]
+    assert copies and not any(copy() is not None for copy in copies)
+    assert not engine.has(policy)

@@ -98,6 +98,25 @@ def test_only_an_adapter_has_gradients_and_optimizer_state(quick: None) -> None:
     assert (rows["gradients"][2], rows["optimizer"][0]) == (4 * ADAPTER, 8 * ADAPTER)
 
 
+def test_copies_for_sampling_are_counted(quick: None) -> None:
+    linear = PARAMETERS - 64 * 32 - 5 * 32  # the head, but neither the embedding nor the norms
+    adapted = unread(dtype="bfloat16", adapter=LoRA(rank=4))
+    mixed: list[Any] = [Devices("cpu", precision="bf16-mixed"), Devices("cuda", precision="16-mixed")]
+    for devices in mixed:
+        copied = bytes_of(plan_of(devices))["copies for sampling"]
+        assert copied == (2 * linear, 0, 0)
+    made: list[Any] = [
+        ({"policy": adapted, "devices": Devices("cuda", precision="bf16-mixed")}, 2 * ADAPTER),
+        ({"policy": unread(dtype="bfloat16", float32_head=True), "devices": Devices("cuda")}, 4 * 64 * 32),
+        ({"engine": NativeEngine(dtype="bfloat16"), "devices": Devices("cuda")}, 2 * linear),
+        ({"engine": NativeEngine(packed=True)}, 4 * linear),
+    ]
+    for changes, copied in made:
+        assert bytes_of(plan_of(**changes))["copies for sampling"] == (copied, 0, 0)
+    for changes in ({}, {"policy": adapted}, {"engine": ScriptedEngine([]), "devices": mixed[0]}):
+        assert "copies for sampling" not in bytes_of(plan_of(**changes))
+
+
 def test_shards_are_gathered_and_replicas_exchange_gradients(quick: None) -> None:
     rows = bytes_of(plan_of(Devices(count=4, strategy="fsdp2")))
     assert (rows["weights"][0], rows["gradients"][2]) == (WEIGHTS / 4, PARAMETERS)
