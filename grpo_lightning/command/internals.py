@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from jsonargparse import _typehints
+from jsonargparse.typing import import_object
 
+from grpo_lightning.rewards.base import Reward
 from grpo_lightning.training.internals import replaced
 
 LOGGERS = {
@@ -44,6 +46,21 @@ def take_negative_numbers(parser: argparse.ArgumentParser, pattern: re.Pattern[s
     parser._negative_number_matcher = pattern
 
 
+def of_function(value: Any) -> Any:
+    """The options of a reward; of the import path of a function those of a `FunctionReward` with that function."""
+    path = value.get("class_path") if isinstance(value, dict) else value
+    module, _, name = path.rpartition(":" if ":" in path else ".") if isinstance(path, str) else ("", "", "")
+    if not module or not name.isidentifier():
+        return value
+    try:
+        is_function = module.endswith(".py") or inspect.isfunction(import_object(f"{module}.{name}"))
+    except (ImportError, AttributeError, ValueError):
+        return value
+    options = (value.get("init_args") if isinstance(value, dict) else None) or {}
+    wrapped = {"class_path": "grpo_lightning.FunctionReward", "init_args": {"function": path, **dict(options)}}
+    return wrapped if is_function else value
+
+
 @contextmanager
 def replacing() -> Iterator[None]:
     """Inside, another class begins with its own defaults, and another list with nothing of the one before.
@@ -53,7 +70,8 @@ def replacing() -> Iterator[None]:
     classes takes the name of one, which is a list then: `--model.rewards FunctionReward`. A second configuration adds
     to a dict of the first.
 
-    The short names of three loggers stand for this package's, which know the folder of the run.
+    The short names of three loggers stand for this package's, which know the folder of the run. The import path of a
+    function stands for the `FunctionReward` that calls it.
     """
     adapt, resolve = _typehints.adapt_typehints, _typehints.resolve_class_path_by_name
 
@@ -62,10 +80,16 @@ def replacing() -> Iterator[None]:
             previous["init_args"] = type(previous["init_args"])()
 
     def adapt_anew(value: Any, hint: Any, *args: Any, **kwargs: Any) -> Any:
+        if hint is Reward:
+            value = of_function(value)
         family = get_args(hint)[0] if get_origin(hint) is list else None
         if inspect.isclass(family) and family.__module__ != "builtins":
             name = value.get("class_path") if isinstance(value, dict) else value
-            if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*", name) and not Path(name).exists():
+            if (
+                isinstance(name, str)
+                and re.fullmatch(r"[A-Za-z_][\w.]*|[\w./~-]+\.py:\w+", name)
+                and not Path(name).exists()
+            ):
                 value = [value]
         before = kwargs.get("prev_val")
         if get_origin(hint) is dict and isinstance(value, dict) and isinstance(before, dict):

@@ -44,6 +44,8 @@ class SelfTeacher(PolicySnapshot):
 
         def value(match: re.Match[str]) -> str:
             require(match[1] in known, f"model.reference.prompt: {match[0]} is none of {', '.join(known)}")
+            lacks = match[1] == "answer" and not asked.answer
+            require(not lacks, f"{asked.source}: no gold answer for the {match[0]} of model.reference.prompt")
             return str(known[match[1]])
 
         return re.sub(r"\{(\w+)\}", value, self.prompt)
