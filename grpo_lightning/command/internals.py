@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from jsonargparse import _typehints
-from jsonargparse.typing import import_object
 
+from grpo_lightning.command.overview import ask
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.training.internals import replaced
 
@@ -46,21 +46,6 @@ def take_negative_numbers(parser: argparse.ArgumentParser, pattern: re.Pattern[s
     parser._negative_number_matcher = pattern
 
 
-def of_function(value: Any) -> Any:
-    """The options of a reward; of the import path of a function those of a `FunctionReward` with that function."""
-    path = value.get("class_path") if isinstance(value, dict) else value
-    module, _, name = path.rpartition(":" if ":" in path else ".") if isinstance(path, str) else ("", "", "")
-    if not module or not name.isidentifier():
-        return value
-    try:
-        is_function = module.endswith(".py") or inspect.isfunction(import_object(f"{module}.{name}"))
-    except (ImportError, AttributeError, ValueError):
-        return value
-    options = (value.get("init_args") if isinstance(value, dict) else None) or {}
-    wrapped = {"class_path": "grpo_lightning.FunctionReward", "init_args": {"function": path, **dict(options)}}
-    return wrapped if is_function else value
-
-
 @contextmanager
 def replacing() -> Iterator[None]:
     """Inside, another class begins with its own defaults, and another list with nothing of the one before.
@@ -81,7 +66,7 @@ def replacing() -> Iterator[None]:
 
     def adapt_anew(value: Any, hint: Any, *args: Any, **kwargs: Any) -> Any:
         if hint is Reward:
-            value = of_function(value)
+            value = ask("plugins.mistakes.imports:of_function", value) or value
         family = get_args(hint)[0] if get_origin(hint) is list else None
         if inspect.isclass(family) and family.__module__ != "builtins":
             name = value.get("class_path") if isinstance(value, dict) else value

@@ -80,13 +80,13 @@ class Chat:
         faults = []
         for self.roles_of_parts in LAYOUTS:
             try:
-                texts = {self._rendered(messages) for _ in range(8)}
+                text, *others = {self._rendered(messages) for _ in range(8)}
             except Exception as error:  # A template is a program, and raises what it likes.
                 faults.append(first_line(error))
                 continue
-            if len(texts) > 1:
+            if others:
                 return "it writes something else each time"
-            if hidden(texts.pop(), messages) is None:
+            if hidden(text, messages) is None:
                 return ""
             faults.append("it leaves it out")
         return faults[0]

@@ -61,10 +61,11 @@ class _Table(Task):
         except UnicodeEncodeError as error:  # JSON can escape halves of a character: "\ud83d"
             raise UsageError(f"{error.object[error.start]!r} is half a character: fix the row") from error
         *history, asked = self._turns(row)
-        require(asked["role"] == "user", f"column {self.question!r} ends with a turn of {asked['role']}, not of user")
+        is_question = asked["role"] == "user" and not is_missing(asked["content"])
+        require(is_question, f"column {self.question!r} ends with {asked}: its last turn is the question, of user")
         # A column that was named must be there; not every table has gold answers.
-        lacks_column = self.answer not in row and (split == "predict" or self.answer == ANSWER)
-        lacks_answer = lacks_column or (self.answer in row and is_missing(row[self.answer]))
+        may_lack = self.answer in row or self.answer == ANSWER or split == "predict"
+        lacks_answer = may_lack and is_missing(row.get(self.answer))
         answer = "" if lacks_answer else self._gold(self._cell(row, "answer", self.answer))
         metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
         if self.answer_pattern is not None and not lacks_answer:
@@ -76,17 +77,11 @@ class _Table(Task):
         cell = row.get(self.question)
         if not isinstance(cell, list) or not cell:
             return [Message(role="user", content=self._cell(row, "question", self.question))]
-        turns = []
-        for message in cell:
-            role, content = (message.get(key) if isinstance(message, dict) else None for key in ("role", "content"))
-            if isinstance(content, list):
-                texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-                content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-            is_text = isinstance(role, str) and isinstance(content, str) and bool(content.strip())
-            fix = "give text, or a list of {role, content} with text as content"
-            require(is_text, f"column {self.question!r} (data.task.question) is {str(cell)[:80]}: {fix}")
-            turns.append(Message(role=role, content=content))
-        return turns
+        try:
+            return [Message(role=turn["role"], content=_text_of(turn["content"])) for turn in cell]
+        except (TypeError, KeyError) as error:
+            fault = f"column {self.question!r} (data.task.question) is {str(cell)[:80]}"
+            raise UsageError(f"{fault}: give text, or a list of {{role, content}} with text as content") from error
 
     def _gold(self, cell: str) -> str:
         """The gold answer in a cell."""
@@ -216,6 +211,11 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
     fix = "give it one, ( ), around the answer, and write others as (?: )"
     require(compiled.groups == 1, f"{key} has {compiled.groups} groups: {fix}")
     return compiled
+
+
+def _text_of(content: Any) -> str:
+    """The content of a message, which may be a list of parts with a text each."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def is_missing(cell: Any) -> bool:

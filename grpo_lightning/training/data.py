@@ -16,7 +16,7 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import Sampler, SingleTurn
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.step import Minibatch, Observer, Step
-from grpo_lightning.policy.chat import Chat, prompt_ids, words
+from grpo_lightning.policy.chat import Chat, prompt_ids
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
@@ -114,7 +114,7 @@ class TaskData(L.LightningDataModule, Observer):
             raise UsageError("data.system is the system turn of a chat: set data.chat=true, or put it in data.template")
         if chat_template_kwargs and not chat:
             raise UsageError("data.chat_template_kwargs: they are for the chat template; set data.chat=true")
-        if not chat and words(answer_prefix)[:1] == words(template.rpartition(QUESTION)[2])[-1:] != []:
+        if not chat and answer_prefix and template.rstrip().endswith(answer_prefix.strip()):
             raise UsageError(f"data.answer_prefix={answer_prefix!r}: data.template ends with it too; leave one out")
         at_least("data.val_batch_size", val_batch_size, 1)
         if val_limit is not None and val_limit < 1:
@@ -202,15 +202,15 @@ class TaskData(L.LightningDataModule, Observer):
     def render(self, question: Question) -> str:
         """The text that the model sees."""
         text = self.in_template(question)
-        source, history = question.source or "a question", question.history
+        history = question.history
         if not self.chat:
-            require(not history, f"{source}: it is a conversation; set data.chat=true, which writes its turns")
+            require(not history, f"{question.source}: it is a conversation; set data.chat=true, which writes its turns")
             return text + self.answer_prefix
         tokenizer = self.policy.tokenizer
         if self._chat is None or self._chat.tokenizer is not tokenizer:
             fix = "set data.chat=false and write data.template"
             self._chat = Chat(tokenizer, self.system, self.chat_template_kwargs, "data.chat=true", fix)
-        with naming(source):
+        with naming(question.source):
             is_twice = self.system and any(turn["role"] == "system" for turn in history)
             require(not is_twice, "it has a system turn of its own; leave data.system empty")
             return self._chat.text([*history, Message(role="user", content=text)], self.answer_prefix)

@@ -220,16 +220,16 @@ def test_a_conversation_is_its_last_turn_and_those_before(tmp_path: Path, ending
     assert (first.text, first.history) == (" 1+1? ", CHAT[:1])
     assert (second.text, second.history) == ("plain", [])
     path = write(tmp_path / f"c.{ending}", rows[:1])
-    assert ":1: column 'prompt' ends with a turn of system" in message(path, question="prompt")
+    assert ":1: column 'prompt' ends with {'role': 'system'" in message(path, question="prompt")
 
 
 @pytest.mark.parametrize(
     "messages",
     [
         '["a"]',
+        '[{"role": "user", "content": 3}]',
         '[{"role": "user"}]',
         '[{"content": "a"}]',
-        '[{"role": "user", "content": " "}]',
         '[{"role": "user", "content": null}]',
         '[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]',
     ],

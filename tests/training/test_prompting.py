@@ -172,7 +172,7 @@ def test_a_row_that_is_a_conversation() -> None:
 
 
 def test_a_template_that_ends_with_the_answer_prefix_is_refused() -> None:
-    for template in ("{question} <think>", "{question}<think>\n"):
+    for template in ("{question} <think>", "{question}<think>\n", "<think> {question} <think>"):
         with pytest.raises(UsageError, match=r"data.answer_prefix='<think>': data.template ends with it too"):
             TaskData(Echo(), template=template, answer_prefix="<think>")
     TaskData(Echo(), template="Use <think>. {question}", answer_prefix="<think>")
