@@ -77,6 +77,7 @@ class Question:
     answer: str  # the gold answer, bare (`42`, not `#### 42`)
     source: str = ""  # for messages: `train.jsonl:17`
     metadata: dict[str, Any] = field(default_factory=dict)  # the row's other columns, for rewards that want them
+    history: list[Message] = field(default_factory=list)  # the turns before the question, where it is a conversation
 
 
 @dataclass(slots=True)

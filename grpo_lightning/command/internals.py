@@ -13,6 +13,8 @@ from typing import Any, get_args, get_origin
 
 from jsonargparse import _typehints
 
+from grpo_lightning.command.overview import ask
+from grpo_lightning.rewards.base import Reward
 from grpo_lightning.training.internals import replaced
 
 LOGGERS = {
@@ -53,7 +55,8 @@ def replacing() -> Iterator[None]:
     classes takes the name of one, which is a list then: `--model.rewards FunctionReward`. A second configuration adds
     to a dict of the first.
 
-    The short names of three loggers stand for this package's, which know the folder of the run.
+    The short names of three loggers stand for this package's, which know the folder of the run. The import path of a
+    function stands for the `FunctionReward` that calls it.
     """
     adapt, resolve = _typehints.adapt_typehints, _typehints.resolve_class_path_by_name
 
@@ -62,10 +65,16 @@ def replacing() -> Iterator[None]:
             previous["init_args"] = type(previous["init_args"])()
 
     def adapt_anew(value: Any, hint: Any, *args: Any, **kwargs: Any) -> Any:
+        if hint is Reward:
+            value = ask("plugins.mistakes.imports:of_function", value) or value
         family = get_args(hint)[0] if get_origin(hint) is list else None
         if inspect.isclass(family) and family.__module__ != "builtins":
             name = value.get("class_path") if isinstance(value, dict) else value
-            if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*", name) and not Path(name).exists():
+            if (
+                isinstance(name, str)
+                and re.fullmatch(r"[A-Za-z_][\w.]*|[\w./~-]+\.py:\w+", name)
+                and not Path(name).exists()
+            ):
                 value = [value]
         before = kwargs.get("prev_val")
         if get_origin(hint) is dict and isinstance(value, dict) and isinstance(before, dict):

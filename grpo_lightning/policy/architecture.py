@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.policy.rope import context_length
 from grpo_lightning.types import UsageError, require
 
 
-def stop_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def stop_ids_of(
+    generation_config: GenerationConfig | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
     """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
     ids: set[int] = set()
-    for owner in (model.generation_config, model.config, model.config.get_text_config(decoder=True), tokenizer):
+    for owner in (generation_config, config, config.get_text_config(decoder=True), tokenizer):
         eos = getattr(owner, "eos_token_id", None)
         ids.update([eos] if isinstance(eos, int) else eos or [])
     return frozenset(ids)

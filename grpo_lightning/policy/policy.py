@@ -10,7 +10,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
@@ -202,7 +209,17 @@ class Policy(nn.Module):
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
-        return architecture.stop_ids_of(self.model, self.tokenizer)
+        is_loaded = hasattr(self, "model")
+        generation_config = self.model.generation_config if is_loaded else self._generation_config
+        return architecture.stop_ids_of(generation_config, self.config, self.tokenizer)
+
+    @cached_property
+    def _generation_config(self) -> GenerationConfig | None:
+        """The generation config, before the weights are read; None where there is none."""
+        try:
+            return self._from_pretrained(GenerationConfig)
+        except UsageError:
+            return None
 
     @property
     def trunk(self) -> nn.Module:

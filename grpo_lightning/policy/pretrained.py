@@ -65,6 +65,12 @@ def local(path: str, key: str) -> str:
         if (folder / "checkpoints").is_dir() and not (folder / "config.json").exists():
             export = f"grpo export {path} --out {path.rstrip('/')}_model"
             raise UsageError(f"{key}={path}: this is the folder of a run. First: {export}")
+        if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+            raise UsageError(
+                f"{key}={path}: this is an adapter without its model. One of a run: grpo export RUN --out FOLDER "
+                "merges it. Another: peft.AutoPeftModelForCausalLM.from_pretrained(PATH).merge_and_unload()"
+                ".save_pretrained(FOLDER), and the tokenizer beside it"
+            )
         return str(folder)
     require(not folder.is_file(), f"{key}={path}: this is a file. {FIX}")
     if path.startswith((".", "/", "~", "runs/")) or path.endswith("/") or path.count("/") > 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
-from grpo_lightning.types import Question, Sample, Stateful, Status, require
+from grpo_lightning.types import Question, Sample, Stateful, Status, UsageError, require
 
 if TYPE_CHECKING:  # a worker that imports the package need not wait for torch
     import torch
@@ -39,6 +39,8 @@ class Reward(Stateful, ABC):
 
     finds_answers: ClassVar[bool] = False
     """True if results contain the answer of each completion, so that majority votes can be counted."""
+    needs_answers: bool = False
+    """True if it compares with the gold answer: a question without one is then refused before the run."""
     scores_early: bool = False
     """True if it scores completions while others of the step are still sampled: a reward that waits for a process.
 
@@ -59,6 +61,11 @@ class Reward(Stateful, ABC):
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Reads every question once before the run, to parse gold answers and to refuse bad ones."""
+        if self.needs_answers and (lacking := [one.source or one.text for one in questions if not one.answer.strip()]):
+            raise UsageError(
+                f"{lacking[0]}: no gold answer, as in {len(lacking)} of {len(questions)} questions, and the reward "
+                f"{self.name} compares with it. Set data.task.answer to its column, fix the rows, or leave it out"
+            )
         for part in self.parts:
             part.read_questions(questions)
 
@@ -115,7 +122,12 @@ class Reward(Stateful, ABC):
 
     def _checked(self, samples: Sequence[Sample]) -> RewardResult:
         result = self.score(samples)
-        name, values, statuses = f"{type(self).__name__}.score", len(result.value), len(result.status)
+        name = f"{type(self).__name__}.score"
+        if not isinstance(result, RewardResult):
+            raise TypeError(f"{name} returned {described(result)}; return a RewardResult")
+        if odd := [value for value in result.value if not hasattr(value, "__float__")]:
+            raise TypeError(f"{name} returned {described(odd[0])} for a sample; return numbers")
+        values, statuses = len(result.value), len(result.status)
         if not values == statuses == len(samples):
             raise ValueError(f"{name} returned {values} values and {statuses} statuses for {len(samples)} samples")
         for sample, segments in zip(samples, result.segments or [], strict=bool(result.segments)):
@@ -164,6 +176,11 @@ def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:
 def measured_by(title: str) -> str:
     """The meaning of the mean of a reward's values: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
     return f"fraction right by {title}" if title in VERDICTS else f"mean of {title}"
+
+
+def described(value: Any) -> str:
+    """A value and its type, for messages: `'1.0' (str)`."""
+    return f"{value!r:.80} ({type(value).__name__})"
 
 
 def snake_case(name: str) -> str:

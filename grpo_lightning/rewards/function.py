@@ -1,5 +1,6 @@
 """A reward that is the user's own function."""
 
+import inspect
 import logging
 import math
 import sys
@@ -7,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lightning import ranks
-from grpo_lightning.rewards.base import Reward, Run, rows_by_prompt
+from grpo_lightning.rewards.base import Reward, Run, described, rows_by_prompt
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, Outcome, WorkerPool
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError, require
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,20 @@ class FunctionReward(Reward):
         return outcomes
 
 
+def as_reward(reward: Any) -> Reward:
+    """The reward itself, or a `FunctionReward` of a plain function."""
+    if isinstance(reward, Reward):
+        return reward
+    if not inspect.isfunction(reward):
+        raise UsageError(f"{described(reward)} is no reward: give an object of a class of rewards, or a function")
+    module, name = reward.__module__, reward.__qualname__
+    if module == "__main__":  # worker processes have another one
+        module = getattr(sys.modules[module], "__file__", "")
+    fix = "worker processes import a function by its name: write it at the top of a file"
+    require(bool(module) and name.isidentifier(), f"{name}: {fix}")
+    return FunctionReward(f"{module}:{name}")
+
+
 def _as_task(sample: Sample) -> dict[str, Any]:
     question = sample.prompt.question
     own = {name: getattr(sample, name) for name in ("text", "turn", "answer", "token_ids", "truncated")}
@@ -163,7 +178,7 @@ def _checked(outcome: Outcome) -> Outcome:
         return Outcome(outcome.status, None, outcome.error or outcome.status)
     if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return outcome
-    return Outcome(Status.NOT_A_NUMBER, None, f"it returned {str(value)[:80]}")
+    return Outcome(Status.NOT_A_NUMBER, None, f"it returned {described(value)}; return a finite number")
 
 
 def _spread(outcome: Outcome, size: int) -> list[Outcome]:
@@ -173,5 +188,5 @@ def _spread(outcome: Outcome, size: int) -> list[Outcome]:
         return [_checked(outcome)] * size
     if isinstance(values, list) and len(values) == size:
         return [_checked(Outcome(Status.OK, value)) for value in values]
-    error = f"it returned {str(values)[:80]} for {size} samples: return a list of as many numbers"
+    error = f"it returned {described(values)} for {size} samples; return a list of as many numbers"
     return [Outcome(Status.NOT_A_NUMBER, None, error)] * size

@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.types import Sample, Status, UsageError
 
 
 def part_of(whole: Reward, key: str, part: Reward) -> Reward:
     """`part`, unless it cannot be the argument `key` of `whole`: its weight is ignored there, and it cannot learn."""
+    part = as_reward(part)
     if part.weight != 1:
         raise UsageError(f"{key}.weight={part.weight} of {whole.name}: leave it at 1; `weight` of {whole.name} counts")
     if type(part).learn is not Reward.learn:

@@ -14,6 +14,7 @@ import torch
 from grpo_lightning import ranks
 from grpo_lightning.maths.reward_batch import weighted_sum
 from grpo_lightning.rewards.base import Reward, RewardFailure, Run
+from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
 from grpo_lightning.types import Question, Sample, UsageError, require
 
@@ -28,6 +29,7 @@ class Scorer:
     """
 
     def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5, correct: str | None = None) -> None:
+        rewards = [as_reward(reward) for reward in rewards]
         names = [reward.name for reward in rewards]
         require(bool(names), "rewards=[]: give at least one, e.g. rewards: [{class_path: MathVerifier}]")
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
@@ -40,7 +42,7 @@ class Scorer:
             for key, name in reward.needs.items():
                 fix = f"give one of {', '.join(others)}, or a reward" if others else "give a reward"
                 require(name in others, f"{key}={name} of {reward.name}: no other reward has this name; {fix}")
-        self.rewards = list(rewards)
+        self.rewards = rewards
         self.max_failed = max_failed
         self.correct = correct or names[0]
         self.main = self.rewards[names.index(self.correct)]  # the reward that decides what is right

@@ -10,15 +10,19 @@ from typing import Any
 
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.tasks.readers import READERS, naming
-from grpo_lightning.types import Question, UsageError, at_least, require
+from grpo_lightning.types import Message, Question, UsageError, at_least, require
+
+ANSWER = "answer"
+"""The column of gold answers, if it is there and no other is named."""
 
 
 class _Table(Task):
     r"""The common part of tables: the columns that a question is made of, and which rows are left out.
 
     Args:
-        question: Column that holds the question.
-        answer: Column that holds the gold answer.
+        question: Column that holds the question, or a conversation: a list of messages with `role` and `content`,
+            whose last is the question. Such rows need `data.chat`.
+        answer: Column that holds the gold answer. Rows may lack one where neither a reward nor the judge reads it.
         answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
             such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
         max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
@@ -56,14 +60,28 @@ class _Table(Task):
             json.dumps(row, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:  # JSON can escape halves of a character: "\ud83d"
             raise UsageError(f"{error.object[error.start]!r} is half a character: fix the row") from error
-        text = self._cell(row, "question", self.question)
-        given = row.get(self.answer)
-        lacks_answer = split == "predict" and (given is None or not str(given).strip())
+        *history, asked = self._turns(row)
+        is_question = asked["role"] == "user" and not is_missing(asked["content"])
+        require(is_question, f"column {self.question!r} ends with {asked}: its last turn is the question, of user")
+        # A column that was named must be there; not every table has gold answers.
+        may_lack = self.answer in row or self.answer == ANSWER or split == "predict"
+        lacks_answer = may_lack and is_missing(row.get(self.answer))
         answer = "" if lacks_answer else self._gold(self._cell(row, "answer", self.answer))
         metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
         if self.answer_pattern is not None and not lacks_answer:
-            metadata.setdefault("solution", str(given))  # the whole cell
-        return Question(text, answer, source, metadata)
+            metadata.setdefault("solution", str(row[self.answer]))  # the whole cell
+        return Question(asked["content"], answer, source, metadata, history)
+
+    def _turns(self, row: dict[str, Any]) -> list[Message]:
+        """The turns up to the question: one where its column holds text, or the messages of a conversation."""
+        cell = row.get(self.question)
+        if not isinstance(cell, list) or not cell:
+            return [Message(role="user", content=self._cell(row, "question", self.question))]
+        try:
+            return [Message(role=turn["role"], content=_text_of(turn["content"])) for turn in cell]
+        except (TypeError, KeyError) as error:
+            fault = f"column {self.question!r} (data.task.question) is {str(cell)[:80]}"
+            raise UsageError(f"{fault}: give text, or a list of {{role, content}} with text as content") from error
 
     def _gold(self, cell: str) -> str:
         """The gold answer in a cell."""
@@ -88,8 +106,7 @@ class _Table(Task):
         if key == "answer" and isinstance(cell, list) and all(isinstance(part, str) for part in cell):
             cell = ", ".join(cell)
         is_text = isinstance(cell, str | Number) and not isinstance(cell, bool)
-        needed = "gold answer" if key == "answer" else key
-        require(cell is not None and bool(str(cell).strip()), f"{name} is empty: every row needs a {needed}")
+        require(not is_missing(cell), f"{name} is empty: every row needs a {key}")
         require(is_text, f"{name} is {_kind(cell)}, expected text or a number")
         return str(cell)
 
@@ -194,6 +211,18 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
     fix = "give it one, ( ), around the answer, and write others as (?: )"
     require(compiled.groups == 1, f"{key} has {compiled.groups} groups: {fix}")
     return compiled
+
+
+def _text_of(content: Any) -> str:
+    """The content of a message, which may be a list of parts with a text each."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def is_missing(cell: Any) -> bool:
+    """True for a cell that holds nothing: null, blanks, NaN as pandas and Parquet have it, or a list of such."""
+    if isinstance(cell, list):
+        return all(map(is_missing, cell))
+    return cell is None or str(cell).strip().lower() in ("", "nan", "nat", "<na>")
 
 
 def _kind(value: Any) -> str:

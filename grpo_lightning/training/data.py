@@ -1,6 +1,7 @@
 """The data module: the questions of a task as prompts, in a stream for training, in batches for validation."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
@@ -15,14 +16,15 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import Sampler, SingleTurn
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.step import Minibatch, Observer, Step
-from grpo_lightning.policy.chat import chat_text
+from grpo_lightning.policy.chat import Chat, prompt_ids
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.tasks.orders import QuestionOrder, Shuffled
+from grpo_lightning.tasks.readers import naming
 from grpo_lightning.training import internals
-from grpo_lightning.types import Prompt, Question, UsageError, at_least, require
+from grpo_lightning.types import Message, Prompt, Question, UsageError, at_least, require
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class TaskData(L.LightningDataModule, Observer):
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
         order: Which training question is asked next.
+        chat_template_kwargs: Further variables of the chat template, such as `{enable_thinking: false}`.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class TaskData(L.LightningDataModule, Observer):
         val_batch_size: int = 64,
         seed: int = 0,
         order: QuestionOrder | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if template_file is not None:
@@ -108,11 +112,16 @@ class TaskData(L.LightningDataModule, Observer):
             raise UsageError(f"{key}: it must contain {QUESTION}, where the question goes")
         if system and not chat:
             raise UsageError("data.system is the system turn of a chat: set data.chat=true, or put it in data.template")
+        if chat_template_kwargs and not chat:
+            raise UsageError("data.chat_template_kwargs: they are for the chat template; set data.chat=true")
+        if not chat and answer_prefix and template.rstrip().endswith(answer_prefix.strip()):
+            raise UsageError(f"data.answer_prefix={answer_prefix!r}: data.template ends with it too; leave one out")
         at_least("data.val_batch_size", val_batch_size, 1)
         if val_limit is not None and val_limit < 1:
             raise UsageError(f"data.val_limit={val_limit}: give 1 or more; for none, trainer.limit_val_batches=0")
         self.task, self.template, self.chat, self.system = task, template, chat, system
         self.answer_prefix, self.skip_long = answer_prefix, skip_long
+        self.chat_template_kwargs = chat_template_kwargs
         self.val_limit, self.val_batch_size = val_limit, val_batch_size
         self.seed, self.order = seed, order or Shuffled()
         self.sampler: Sampler = SingleTurn()  # makes samples of what the engine draws
@@ -120,6 +129,7 @@ class TaskData(L.LightningDataModule, Observer):
         """Validations beside the main one, by name: each has `evaluation(explorer, sampling)` and `loader(name)`."""
         self.train_loader: Iterable[Minibatch] | None = None  # what `fit` trains on; the loop sets it
         self._policy: Policy | None = None
+        self._chat: Chat | None = None
         self.questions: dict[Split, Sequence[Question]] = {}
 
     def load(
@@ -160,16 +170,17 @@ class TaskData(L.LightningDataModule, Observer):
 
     def _fitting(self, split: Split, new_tokens: int, key: str) -> Sequence[Question]:
         """The questions of a split whose prompt leaves room for `new_tokens` more, which `key` sets."""
-        questions, context = self.task.questions(split), self.policy.context_length
-        for question in questions[:1]:
-            self.render(question)  # refuses a chat template that cannot be used
-        if context is None:
-            return questions
+        questions, context, tokenizer = self.task.questions(split), self.policy.context_length, self.policy.tokenizer
+        room = math.inf if context is None else context - new_tokens
+        stops = tuple(tokenizer.convert_ids_to_tokens([*self.policy.stop_ids]))
+        is_large = len(tokenizer) > self.policy.text_config.vocab_size
         too_long: dict[int, int] = {}  # tokens of the prompt, by row
         for row, question in enumerate(questions):
             text = self.render(question)
-            # No tokenizer makes more tokens than bytes, bar a few special ones: most rows need no tokenizing here.
-            room = context - new_tokens
+            # Few prompts can have ids that are refused: the others need no tokenizing here.
+            if row == 0 or is_large or text.rstrip().endswith(stops):
+                self.prompt(question, row)
+            # No tokenizer makes more tokens than bytes, bar a few special ones.
             if len(text.encode()) + 8 > room and (tokens := len(self.encode(text))) > room:
                 too_long[row] = tokens
         if too_long and not self.skip_long:
@@ -192,11 +203,18 @@ class TaskData(L.LightningDataModule, Observer):
     def render(self, question: Question) -> str:
         """The text that the model sees."""
         text = self.in_template(question)
+        history = question.history
         if not self.chat:
+            require(not history, f"{question.source}: it is a conversation; set data.chat=true, which writes its turns")
             return text + self.answer_prefix
-        turns = {"system": self.system, "answer_prefix": self.answer_prefix}
-        fix = "set data.chat=false and write data.template"
-        return chat_text(self.policy.tokenizer, text, **turns, key="data.chat=true", fix=fix)
+        tokenizer = self.policy.tokenizer
+        if self._chat is None or self._chat.tokenizer is not tokenizer:
+            fix = "set data.chat=false and write data.template"
+            self._chat = Chat(tokenizer, self.system, self.chat_template_kwargs, "data.chat=true", fix)
+        with naming(question.source):
+            is_twice = self.system and any(turn["role"] == "system" for turn in history)
+            require(not is_twice, "it has a system turn of its own; leave data.system empty")
+            return self._chat.text([*history, Message(role="user", content=text)], self.answer_prefix)
 
     def in_template(self, question: Question) -> str:
         """The question in the prompt template."""
@@ -210,13 +228,27 @@ class TaskData(L.LightningDataModule, Observer):
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a rendered text; a chat template writes its special tokens itself."""
-        return self.policy.tokenizer.encode(text, add_special_tokens=not self.chat)
+        tokenizer = self.policy.tokenizer
+        return tokenizer.encode(text, add_special_tokens=False) if self.chat else prompt_ids(tokenizer, text)
 
     def prompt(self, question: Question, id: int) -> Prompt:
         """The question as a prompt; `id` keys its random numbers."""
         text = self.render(question)
         token_ids = self.encode(text)
         require(bool(token_ids), f"{question.source}: the prompt {text!r} has no tokens")
+        policy, last = self.policy, token_ids[-1]
+        if last in policy.stop_ids:
+            raise UsageError(
+                f"{question.source}: the prompt ends with {policy.tokenizer.decode([last])!r}, which ends an answer "
+                "before it begins. Change the row, data.template, or the chat template in the model's folder"
+            )
+        largest, size = max(token_ids), policy.text_config.vocab_size
+        if largest >= size:
+            raise UsageError(
+                f"{question.source}: the prompt has the token {policy.tokenizer.decode([largest])!r} with id {largest},"
+                f" and the embedding of {policy.path} has {size} rows: its tokenizer is that of another model. Take "
+                "the one it was saved with, or model.resize_token_embeddings(len(tokenizer)), and save both"
+            )
         return Prompt(id, text, token_ids, question, self.answer_prefix)
 
     def ask(self, ids: range) -> list[Prompt]:

@@ -19,6 +19,7 @@ from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward, measured_by, title_of
+from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.sandbox.pool import WorkerPool
@@ -50,6 +51,7 @@ class Validation:
 
     def __post_init__(self) -> None:
         at_least("model.validation.samples", self.samples, 1)
+        self.judge = self.judge and as_reward(self.judge)
 
 
 @dataclass(slots=True)
@@ -127,15 +129,15 @@ class Evaluation(torch.nn.Module):
     def update(self, policy: Policy, batch: PromptBatch) -> None:
         """Adds a batch to the metrics. Every rank must call it as often."""
         k = self.num_samples
-        best, greedy = self._scored(policy, batch.prompts, 1, greedy=True)
-        drawn, scores = self._scored(policy, batch.prompts, k, greedy=False)
+        best, greedy = self._scored(policy, batch, 1, greedy=True)
+        drawn, scores = self._scored(policy, batch, k, greedy=False)
         samples = [answer.sample for answer in drawn]
-        for answer in [*best[: batch.num_real], *drawn[: batch.num_real * k]] if self.kept else ():
+        for answer in [*best, *drawn] if self.kept else ():
             self.kept.get(answer.sample.prompt.id, []).append(answer)
         # A rank whose prompts are all padding still takes part in every metric, or the ranks would not sync alike.
         self._record(dict.fromkeys(self.metrics, math.nan))
         answers = scores.main.answer or [None] * len(samples)
-        for index, first in enumerate(greedy.main.value[: batch.num_real]):
+        for index, first in enumerate(greedy.main.value):
             group = slice(index * k, (index + 1) * k)
             values = scores.main.value[group]
             found = {"greedy": first, f"avg@{k}": nan_mean(values), f"pass@{k}": pass_at_k(values)}
@@ -149,14 +151,16 @@ class Evaluation(torch.nn.Module):
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
         """k completions of each prompt as JSON-ready records; `sample` counts the completions of a prompt, from 0."""
-        answers, scores = self._scored(policy, batch.prompts, self.num_samples, greedy=False)
-        rows = range(batch.num_real * self.num_samples)
-        return [record(answers[row].sample, scores, row) | {"sample": row % self.num_samples} for row in rows]
+        answers, scores = self._scored(policy, batch, self.num_samples, greedy=False)
+        samples = [answer.sample for answer in answers]
+        return [record(sample, scores, row) | {"sample": row % self.num_samples} for row, sample in enumerate(samples)]
 
-    def _scored(self, policy: Policy, prompts: Sequence[Prompt], k: int, greedy: bool) -> tuple[list[Answer], Scores]:
-        """As `answer`, with the scores of the answers."""
+    def _scored(self, policy: Policy, batch: PromptBatch, k: int, greedy: bool) -> tuple[list[Answer], Scores]:
+        """The answers to the real prompts of a batch, and their scores. Padding is answered, but not scored."""
+        is_padded = batch.num_real < len(batch.prompts)
         with self.scorer.begin() as scoring:
-            answers = self.answer(policy, prompts, k, greedy, scoring)
+            answers = self.answer(policy, batch.prompts, k, greedy, None if is_padded else scoring)
+            answers = answers[: batch.num_real * k]
             return answers, scoring.scores([answer.sample for answer in answers])
 
     def answer(

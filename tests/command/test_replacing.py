@@ -52,3 +52,26 @@ def test_the_same_class_keeps_what_is_not_changed_and_a_list_may_grow(model: Any
     assert again["init_args"]["clip_high"] == 0.28
     assert [reward["class_path"] for reward in rewards] == ["OverlongPenalty", "FormatReward", "OverlongPenalty"]
     assert [reward["init_args"]["weight"] for reward in rewards] == [1.0, 0.3, 1.0]
+
+
+def test_the_import_path_of_a_function_is_the_reward_that_calls_it(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_rewards.py").write_text("def const(sample):\n    return 1.0\n\n\nnumber = 3\n")
+    (tmp_path / "own.yaml").write_text(
+        "model: {rewards: [own_rewards.const, {class_path: own_rewards.const, init_args: {name: second, weight: 0.5}}],"
+        " validation: {judge: own_rewards.const}}"
+    )
+    found = model("--config=own.yaml", "--model.rewards+=own_rewards.py:const", "--model.rewards.name=third")
+    rewards = found["rewards"]
+    assert {reward["class_path"] for reward in (*rewards, found["validation"]["judge"])} == {"FunctionReward"}
+    arguments = [reward["init_args"] for reward in rewards]
+    assert [one["function"] for one in arguments] == ["own_rewards.const"] * 2 + ["own_rewards.py:const"]
+    assert [(one["name"], one["weight"]) for one in arguments] == [(None, 1.0), ("second", 0.5), ("third", 1.0)]
+    assert found["validation"]["judge"]["init_args"]["function"] == "own_rewards.const"
+    (alone,) = model("--model.rewards=own_rewards.const")["rewards"]
+    assert alone["init_args"]["function"] == "own_rewards.const"
+    gated = "[{class_path: Gated, init_args: {reward: FormatReward, gate: own_rewards.const}}]"
+    (one,) = model(f"--model.rewards={gated}")["rewards"]
+    assert one["init_args"]["gate"]["init_args"]["function"] == "own_rewards.const"

@@ -123,3 +123,15 @@ def test_a_folder_without_weights_is_seen_without_reading_them(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"policy\.path=.*no weights"):
         policy.check()
+
+
+def test_an_adapter_is_no_model_and_the_message_has_the_way_to_one(folder, tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    tokenizer().save_pretrained(adapter)
+    for auto_class in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
+        with pytest.raises(UsageError, match=r"this is an adapter without its model. .*grpo export RUN .*merge_and_"):
+            pretrained.load(auto_class, str(adapter), "model.policy.path")
+    (folder / "adapter_config.json").write_text("{}")  # beside a model
+    assert pretrained.load(AutoConfig, str(folder), "model.policy.path").hidden_size == 32

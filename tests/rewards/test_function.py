@@ -1,12 +1,17 @@
 """The reward that is a user's function."""
 
+import importlib
 import math
 import re
+import sys
+from types import FunctionType
 
 import pytest
 from helpers.waiting import LIMIT
 
 from grpo_lightning import FormatReward, FunctionReward, Gated, Scorer
+from grpo_lightning.rewards.function import as_reward
+from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 MODULE = """
@@ -110,8 +115,58 @@ def test_each_failure_costs_its_own_sample(reward):
     expected = [2.5, None, 1.0, None, None, 0.5, None, None, None, None, 2.5]
     assert [None if math.isnan(value) else value for value in result.value] == expected
     examples = reward.tally.examples
-    assert examples["not_a_number"] == "a sample of train.jsonl:17, 'none': it returned None"
+    assert examples["not_a_number"] == (
+        "a sample of train.jsonl:17, 'none': it returned None (NoneType); return a finite number"
+    )
     assert re.fullmatch(r".*, 'raise': users_rewards.py:\d+: KeyError: 'key'", examples["error"])
+
+
+@pytest.mark.parametrize(
+    ("text", "returned"), [("text", "'1.0' (str)"), ("nan", "nan (float)"), ("none", "None (NoneType)")]
+)
+def test_a_message_shows_what_the_function_returned_and_its_type(reward, text, returned):
+    reward.tally.examples.clear()
+    reward([sample(text)])
+    assert reward.tally.examples["not_a_number"].endswith(f"it returned {returned}; return a finite number")
+
+
+def constant(sample):
+    return 0.25
+
+
+def test_a_plain_function_is_a_reward(module, monkeypatch):
+    monkeypatch.syspath_prepend(module.parent)
+    scorer = Scorer([importlib.import_module("users_rewards").sees])
+    assert [reward.name for reward in scorer.rewards] == ["sees"]
+    assert scorer([sample("good")] * 2).total == [1.0, 1.0]
+    scorer.close()
+    gated = Gated(reward=FormatReward(), gate=constant)  # type: ignore[arg-type]
+    assert isinstance(gated.gate, FunctionReward)
+    assert Validation(judge=constant).judge.function == f"{__name__}:constant"  # type: ignore[arg-type, union-attr]
+    assert Validation().judge is None
+
+
+def test_a_function_of_a_script_is_imported_from_its_file(module, monkeypatch):
+    script = type(math)("__main__")
+    script.__file__ = str(module)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    local = FunctionType(constant.__code__, {"__name__": "__main__"})
+    assert as_reward(local).function == f"{module}:constant"
+    del script.__file__  # a notebook
+    with pytest.raises(UsageError, match=r"constant: worker processes import .* by its name: write it at the top"):
+        as_reward(local)
+
+
+def test_what_cannot_be_imported_is_no_reward():
+    def local(sample):
+        return 1.0
+
+    for odd in (lambda sample: 1.0, local):
+        with pytest.raises(UsageError, match=r"write it at the top of a file"):
+            Scorer([odd])
+    for odd in ("MathVerifier", FormatReward, None):
+        with pytest.raises(UsageError, match=r" is no reward: give an object of a class of rewards, or a function"):
+            Scorer([odd])
 
 
 def test_what_the_function_sees(module):
@@ -175,7 +230,10 @@ def test_a_function_of_samples_gets_those_of_a_prompt_together(module, function,
     assert [value for value in result.value if not math.isnan(value)] == [1.0, 0.0, 1.0, 0.0, 1.0]
     with Scorer([gated]).begin() as scoring:
         assert not scoring.early  # it waits for the group
-    assert "it returned 1.0 for 2 samples: return a list of as many numbers" in reward.tally.examples["not_a_number"]
+    assert (
+        "it returned 1.0 (float) for 2 samples; return a list of as many numbers"
+        in reward.tally.examples["not_a_number"]
+    )
     reward.close()
 
 

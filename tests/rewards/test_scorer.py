@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from helpers.tiny import samples_of
 
-from grpo_lightning import Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
+from grpo_lightning import Gated, Question, Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
 
 
 class Count(Reward):
@@ -32,6 +35,47 @@ def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
     watched = Scorer([Count("a", weight=0)])(samples_of("aab", "?"))
     assert watched.total == [0, 0] and watched.weight == {}
     assert watched.describe(0) == {"a": (2.0, "ok")}
+
+
+def test_only_a_reward_that_compares_refuses_questions_without_a_gold_answer() -> None:
+    asked = [Question("a", "1", "rows:1"), Question("b", " ", "rows:2")]
+    comparing = Odd(RewardResult([]), name="b")
+    scorer = Scorer([Count("a"), Gated(Odd(RewardResult([])), comparing)])
+    scorer.read_questions(asked)
+    comparing.needs_answers = True
+    scorer.read_questions(asked[:1])
+    with pytest.raises(
+        UsageError, match=r"rows:2: no gold answer, as in 1 of 2 questions, and the reward b .*data.task"
+    ):
+        scorer.read_questions(asked)
+
+
+class Odd(Reward):
+    """Returns what it is made with."""
+
+    def __init__(self, returned: Any, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.returned = returned
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ([1.0], "Odd.score returned [1.0] (list); return a RewardResult"),
+        (None, "Odd.score returned None (NoneType); return a RewardResult"),
+        (RewardResult(["1.0"]), "Odd.score returned '1.0' (str) for a sample; return numbers"),  # type: ignore[list-item]
+        (RewardResult([None]), "Odd.score returned None (NoneType) for a sample; return numbers"),  # type: ignore[list-item]
+    ],
+)
+def test_a_message_shows_what_a_reward_returned_and_its_type(returned: Any, shown: str) -> None:
+    reward = Odd(returned)
+    assert reward(samples_of("a")).status == [Status.ERROR]
+    assert reward.tally.examples[Status.ERROR].endswith(f": TypeError: {shown}")
+    numbers = RewardResult([np.float32(0.5), torch.tensor(2.0), True, 3])  # type: ignore[list-item]
+    assert Odd(numbers)(samples_of(*"abcd")).status == ["ok"] * 4
 
 
 def test_the_first_reward_decides_what_is_right_or_the_one_that_is_named() -> None:

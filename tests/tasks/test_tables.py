@@ -84,9 +84,9 @@ def test_numbers_are_answers_and_types_may_mix(tmp_path: Path):
         ('["a", "b"]', "expected an object of columns and values, found a list"),
         ('{"answer": "1"}', "no column 'question' (data.task.question='question'); there are 'answer'"),
         ('{"question": " ", "answer": "1"}', "column 'question' (data.task.question) is empty"),
-        ('{"question": "a"}', "no column 'answer' (data.task.answer='answer'); there are 'question'"),
-        ('{"question": "a", "answer": ""}', "column 'answer' (data.task.answer) is empty"),
-        ('{"question": "a", "answer": null}', "column 'answer' (data.task.answer) is empty"),
+        ('{"question": NaN, "answer": "1"}', "column 'question' (data.task.question) is empty: every row needs"),
+        ('{"question": [], "answer": "1"}', "column 'question' (data.task.question) is empty"),
+        ('{"question": "a", "answer": ["1", null]}', "column 'answer' (data.task.answer) is a list"),
         ('{"question": "a", "answer": [1]}', "column 'answer' (data.task.answer) is a list"),
         ('{"question": true, "answer": "1"}', "column 'question' (data.task.question) is true or false"),
         (
@@ -107,8 +107,8 @@ def test_bad_row_of_jsonl(tmp_path: Path, line: str, expected: str):
 
 def test_bad_rows_of_other_formats(tmp_path: Path):
     path = tmp_path / "bad.csv"
-    path.write_text('question,answer\n"a\nb",1\n\nc,\n')
-    assert f"{path}:5: column 'answer' (data.task.answer) is empty" in message(path)
+    path.write_text('question,answer\n"a\nb",1\n\n,2\n')
+    assert f"{path}:5: column 'question' (data.task.question) is empty" in message(path)
     path.write_text("question,answer\na,1\nb,1,2\n")
     assert f"{path}:3: 3 cells under a header of 2" in message(path)
     path.write_text('question,answer\na,1\n"b,1\n')
@@ -117,13 +117,13 @@ def test_bad_rows_of_other_formats(tmp_path: Path):
     assert f"{path}:5002: not UTF-8 text" in message(path)
 
     path = tmp_path / "bad.json"
-    path.write_text('[{"question": "a", "answer": "1"},\n {"question": "a"}]')
-    assert f"{path}:2: no column 'answer'" in message(path)
+    path.write_text('[{"question": "a", "answer": "1"},\n {"answer": "1"}]')
+    assert f"{path}:2: no column 'question'" in message(path)
     path.write_text('[{"question": "a", "answer": "1"},\n {"question": }]')
     assert f"{path}: not JSON: Expecting value at line 2, column 15" in message(path)
 
-    path = write(tmp_path / "bad.parquet", [{"question": "a", "answer": 1}, {"question": "b", "answer": None}])
-    assert f"{path}:2: column 'answer' (data.task.answer) is empty" in message(path)
+    path = write(tmp_path / "bad.parquet", [{"question": "a", "answer": 1}, {"question": None, "answer": 2}])
+    assert f"{path}:2: column 'question' (data.task.question) is empty" in message(path)
     path.write_text("no parquet")
     assert f"{path}: not Parquet" in message(path)
 
@@ -165,12 +165,79 @@ def test_missing_files_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         JsonPrompts(train="a.jsonl").questions("val")
 
 
-def test_only_predict_goes_without_answers(tmp_path: Path):
+@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def test_rows_may_lack_a_gold_answer(tmp_path: Path, split: Split):
     path = tmp_path / "a.jsonl"
     path.write_text('{"question": "a"}\n{"question": "b", "answer": null}\n{"question": "c", "answer": "# 3"}\n')
-    questions = JsonPrompts(predict=str(path), answer_pattern="#(.*)").questions("predict")
+    questions = JsonPrompts(**{split: str(path)}, answer_pattern="#(.*)").questions(split)  # type: ignore[arg-type]
     assert [question.answer for question in questions] == ["", "", "3"]
-    assert ":1: no column 'answer'" in message(path, "test")
+    assert [question.metadata for question in questions] == [{}, {}, {"solution": "# 3"}]
+
+
+def test_a_column_of_answers_that_was_named_must_be_there(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", [{"question": "a", "level": 1}])
+    assert ":1: no column 'solution' (data.task.answer='solution'); there are 'question', 'level'" in message(
+        path, answer="solution"
+    )
+    task = JsonPrompts(predict=str(path), answer="solution")
+    assert task.questions("predict")[0].answer == ""
+
+
+MISSING = ["null", "NaN", '""', '" "', "[]", "[null]", "[NaN, null]", '["", []]', '"nan"', '"NaN"', '"<NA>"']
+
+
+def test_an_answer_that_is_missing_in_any_form_is_none(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"question": "q{row}", "answer": {cell}}}\n' for row, cell in enumerate(MISSING)))
+    assert [question.answer for question in JsonPrompts(str(path)).questions("train")] == [""] * len(MISSING)
+    path = path.with_suffix(".csv")
+    path.write_text("question,answer\na,1\nb,\nc,nan\nd,NaN\ne,<NA>\nf,0\ng,Nancy\n")
+    answers = [question.answer for question in JsonPrompts(str(path)).questions("train")]
+    assert answers == ["1", "", "", "", "", "0", "Nancy"]
+
+
+def test_a_table_of_pandas_with_missing_answers(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    numbers = pyarrow.array([2.0, float("nan"), None, 0.0])
+    lists = pyarrow.array([[1.0], [float("nan")], None, []], pyarrow.list_(pyarrow.float64()))
+    parquet.write_table(pyarrow.table({"question": list("abcd"), "answer": numbers, "several": lists}), path)
+    assert [one.answer for one in JsonPrompts(str(path)).questions("train")] == ["2.0", "", "", "0.0"]
+    assert ":1: column 'several' (data.task.answer) is a list" in message(path, answer="several")
+
+
+CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": [{"type": "text", "text": " 1+1? "}]}]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_conversation_is_its_last_turn_and_those_before(tmp_path: Path, ending: str):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    rows = [{"prompt": CHAT[:1]}, {"prompt": [*turns, {"role": "user", "content": "1+1?"}]}, {"prompt": "plain"}]
+    path = write(tmp_path / f"a.{ending}", rows[1:2])
+    (question,) = JsonPrompts(str(path), question="prompt").questions("train")
+    assert (question.text, question.history) == ("1+1?", turns)
+    path = write(tmp_path / "b.jsonl", [{"prompt": CHAT}, rows[2]])
+    first, second = JsonPrompts(str(path), question="prompt").questions("train")
+    assert (first.text, first.history) == (" 1+1? ", CHAT[:1])
+    assert (second.text, second.history) == ("plain", [])
+    path = write(tmp_path / f"c.{ending}", rows[:1])
+    assert ":1: column 'prompt' ends with {'role': 'system'" in message(path, question="prompt")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        '["a"]',
+        '[{"role": "user", "content": 3}]',
+        '[{"role": "user"}]',
+        '[{"content": "a"}]',
+        '[{"role": "user", "content": null}]',
+        '[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]',
+    ],
+)
+def test_a_conversation_of_another_form_is_refused(tmp_path: Path, messages: str):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"question": {messages}}}\n')
+    assert ":1: column 'question' (data.task.question) is" in message(path)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +273,7 @@ def test_hub(hub: str, capfd: pytest.CaptureFixture[str]):
 
 
 def test_hub_errors(hub: str, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UsageError, match=r"test:1: column 'answer' \(data.task.answer\) is empty"):
-        HubPrompts(hub).questions("test")
+    assert HubPrompts(hub).questions("test")[0].answer == ""
     with pytest.raises(UsageError, match=r"^data.task.val is not set: give the name of a split of"):
         HubPrompts(hub).questions("val")
     with pytest.raises(UsageError, match=r"train='dev'.* could not be loaded: Unknown split \"dev\""):

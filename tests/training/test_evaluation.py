@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, fit, scalars
+from helpers.fitting import Digits, EarlyDigits, Echo, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning import Explorer, FormatReward, Gated, RewardResult, Sampling, Scorer, ScriptedEngine
@@ -45,6 +45,43 @@ def test_padding_prompts_do_not_count() -> None:
     assert found.metrics["reward"].weight == 2
     found.reset()
     assert found.metrics["reward"].weight == 0
+
+
+class EarlyCounted(EarlyDigits):
+    """Counts the samples that it is given, and fails on those of one prompt."""
+
+    def __init__(self, failing_id: int) -> None:
+        super().__init__()
+        self.failing_id, self.prompt_ids = failing_id, list[int]()
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.prompt_ids += [sample.prompt.id for sample in samples]
+        result = super().score(samples)
+        is_failing = [sample.prompt.id == self.failing_id for sample in samples]
+        result.value = [math.nan if fails else value for fails, value in zip(is_failing, result.value, strict=True)]
+        return result
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 2])
+def test_padding_prompts_are_answered_and_not_scored(num_real: int) -> None:
+    reward = EarlyCounted(failing_id=30)
+    found = evaluation("42", "xx", rewards=[reward])
+    asked: list[int] = []
+    engine = found.explorer.engine
+    answered = engine.generate
+
+    def generate(requests: Any, *args: Any) -> Any:
+        asked.append(len(requests))
+        return answered(requests, *args)
+
+    engine.generate = generate  # type: ignore[method-assign]
+    batch = PromptBatch(prompts_of([3, 4, 5]), num_real)
+    found.update(policy_of(), batch)
+    assert len(found.predict(policy_of(), batch)) == 2 * num_real
+    assert asked == [3, 6, 6]  # as on the other ranks
+    assert sorted(reward.prompt_ids) == sorted([10, 20][:num_real] * 5)
+    found.scorer.stop_if_broken("validation")
+    assert reward.tally.num_samples == 0
 
 
 def test_another_reward_than_the_first_may_decide_what_is_right() -> None:

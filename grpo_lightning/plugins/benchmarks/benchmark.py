@@ -65,6 +65,7 @@ class Benchmark:
                 system=self.system if self.system is not None else run.system if chat else "",
                 answer_prefix=run.answer_prefix,
                 skip_long=run.skip_long,
+                chat_template_kwargs=run.chat_template_kwargs if chat else None,
                 val_batch_size=run.val_batch_size,
             )
         except UsageError as error:

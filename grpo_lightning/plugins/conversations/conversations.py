@@ -1,7 +1,7 @@
 """Conversations of the policy with an environment: all of a step's advance together, one turn at a time."""
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
@@ -46,14 +46,22 @@ class Conversations(Sampler):
 
     Every conversation has a copy of the environment, in a process of its own. `system` is a message before those of the
     environment; empty leaves it out. Without `chat`, the tokenizer's chat template is not used: the first message is
-    the prompt as it is, and later ones stand between line breaks.
+    the prompt as it is, and later ones stand between line breaks. `variables` are further ones of the template.
     """
 
-    def __init__(self, environment: Environment, limits: Limits | None = None, system: str = "", chat: bool = False):
+    def __init__(
+        self,
+        environment: Environment,
+        limits: Limits | None = None,
+        system: str = "",
+        chat: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self.environment = environment
         self.limits = limits = limits or Limits()
         self.system = system
         self.chat = chat
+        self.variables = (variables or {}) if chat else {"chat_template": PLAIN}
         self._instances = Instances(Remote(environment), limits)
         self._tokenizer: Any = None
         self._forms: dict[str, Form] = {}  # by the tools as JSON
@@ -70,6 +78,16 @@ class Conversations(Sampler):
                 f"data.environment={type(self.environment).__name__}: {error}. Its class must be in a module, and its "
                 "attributes must be what pickle can write"
             ) from error
+
+    def check_end(self, stop_ids: Collection[int]) -> None:
+        """Raises UsageError where the policy's first turn would begin after a token that ends it."""
+        dialogue = self._form(self.environment.tools).dialogue
+        last = dialogue.start([Message(role="user", content="0")])[-1]
+        if last in stop_ids:
+            raise UsageError(
+                f"data.environment: the policy's turns would begin after {self._tokenizer.decode([last])!r}, which "
+                "ends them. Change the chat template in the model's folder: let it write the beginning of an answer"
+            )
 
     def close(self) -> None:
         self._instances.close()
@@ -200,7 +218,7 @@ class Conversations(Sampler):
         """How conversations with these tools are written."""
         key = json.dumps(tools)
         if key not in self._forms:
-            dialogue = Dialogue(self._tokenizer, tools, {} if self.chat else {"chat_template": PLAIN})
+            dialogue = Dialogue(self._tokenizer, tools, self.variables)
             calls = ToolFormat.for_tokenizer(self._tokenizer) if tools else None
             described = calls is not None and self.chat and not dialogue.shows_tools
             texts = [self.system, calls.describe(tools) if calls and described else ""]

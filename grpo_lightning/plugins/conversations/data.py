@@ -1,5 +1,7 @@
 """Prompts of a task, and what answers the policy."""
 
+from typing import Any
+
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark, connect
 from grpo_lightning.plugins.conversations.base import Environment
@@ -29,6 +31,7 @@ class PromptDataModule(TaskData):
             is the task, if that is an `Environment` too; else there is one turn.
         limits: Of a conversation with the environment.
         validations: Validations beside that on the task's own questions, by name.
+        chat_template_kwargs: Further variables of the chat template, such as `{enable_thinking: false}`.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class PromptDataModule(TaskData):
         environment: Environment | str | None = None,
         limits: Limits | None = None,
         validations: dict[str, Benchmark] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         most = val_limit or None if validations else val_limit
         prompts = (task, template, template_file, chat, system, answer_prefix, skip_long)
-        super().__init__(*prompts, most, val_batch_size, seed, order)
+        super().__init__(*prompts, most, val_batch_size, seed, order, chat_template_kwargs)
         self.val_limit, self.validations = val_limit, validations or {}
         if val_limit == 0:
             self.questions["val"] = []
@@ -63,7 +67,7 @@ class PromptDataModule(TaskData):
         if environment is not None:
             several = "with an environment there are several turns; leave it empty"
             require(not answer_prefix, f"data.answer_prefix={answer_prefix!r}: {several}")
-            self.sampler = self.conversations = Conversations(environment, limits, system, chat)
+            self.sampler = self.conversations = Conversations(environment, limits, system, chat, chat_template_kwargs)
 
     def load(
         self,
@@ -78,6 +82,7 @@ class PromptDataModule(TaskData):
         """As `TaskData.load`; starts the environment."""
         if self.conversations is not None:
             self.conversations.load(policy.tokenizer)
+            self.conversations.check_end(policy.stop_ids)
         elif named := [reward.name for reward in [*scorer.rewards, judge] if isinstance(reward, EnvironmentReward)]:
             raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
         super().load(stage, policy, sampling, scorer, validates, val_sampling, judge)
@@ -90,6 +95,8 @@ class PromptDataModule(TaskData):
         if self.conversations is None:
             return super().render(question)
         self.conversations.environment.tools_for(question)  # refuses one that names no class
+        has_history = bool(question.history) and not isinstance(self.conversations.environment, ToolEnvironment)
+        require(not has_history, f"{question.source}: it is a conversation, which data.environment would not see")
         return self.in_template(question)
 
     def prompt(self, question: Question, id: int) -> Prompt:

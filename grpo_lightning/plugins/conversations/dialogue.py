@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from grpo_lightning.policy.chat import LAYOUTS, hidden, prompt_ids, rendered
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import Message, UsageError
 
@@ -45,6 +47,17 @@ class Dialogue:
         self._middle = tokenizer.encode("a", add_special_tokens=False)
         self._joins, self._refused = False, frozenset[str]()
         question = [Message(role="user", content="0")]
+        # Vision models read lists of parts.
+        for self._roles_of_parts in LAYOUTS:
+            if self._takes("user"):
+                break
+        else:
+            self._roles_of_parts = ()
+            self._rendered(question)
+            raise UsageError(
+                "the chat template of the model leaves out the messages of the user: change chat_template.jinja in "
+                "the model's folder"
+            )
         shown = self._rendered(question)
         self._joins = not self._takes("user", "user")
         uses = {"system": ("system", "user"), "tool": ("user", "assistant", "tool")}
@@ -54,7 +67,7 @@ class Dialogue:
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a conversation up to the policy's next turn, its header included."""
-        return self._encode(self._rendered(messages), add_special_tokens=not self.tokenizer.chat_template)
+        return self._encode(self._rendered(messages), begins="chat_template" in self._template)
 
     def follow(
         self, messages: Sequence[Message], drawn_ids: Sequence[int], new_messages: Sequence[Message]
@@ -91,9 +104,9 @@ class Dialogue:
                 turns[-1]["content"] += f"\n\n{turn['content']}"
             else:
                 turns.append(turn)
-        render = self.tokenizer.apply_chat_template
+        options = {"add_generation_prompt": True} | self._template
         try:
-            return str(render(turns, add_generation_prompt=True, tokenize=False, **self._template))
+            return rendered(self.tokenizer, turns, self._roles_of_parts, **options)
         except Exception as error:  # A template is a program, and raises what it likes.
             roles = ", ".join(message["role"] for message in messages)
             raise UsageError(
@@ -105,17 +118,17 @@ class Dialogue:
         """True if the template renders messages of all these roles."""
         messages = [Message(role=role, content=f"{role}{index}") for index, role in enumerate(roles)]
         try:
-            text = self._rendered(messages)
+            return hidden(self._rendered(messages), messages) is None
         except UsageError:
             return False
-        return all(message["content"] in text for message in messages)
 
-    def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a text, in which marked special tokens are plain text."""
-        ids: list[int] = []
-        for index, piece in enumerate(re.split(f"{MARK}({self._special}){MARK}", text)):
-            begins = add_special_tokens and index == 0
-            ids += self.tokenizer.encode(piece, add_special_tokens=begins, split_special_tokens=index % 2 == 1)
+    def _encode(self, text: str, begins: bool = False) -> list[int]:
+        """The ids of a text, in which marked special tokens are plain text; one that `begins` has those before it."""
+        first, *pieces = re.split(f"{MARK}({self._special}){MARK}", text)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        ids: list[int] = prompt_ids(self.tokenizer, first) if begins else encode(first)
+        for index, piece in enumerate(pieces):
+            ids += encode(piece, split_special_tokens=index % 2 == 0)
         return ids
 
     def _decode(self, ids: Sequence[int]) -> str:

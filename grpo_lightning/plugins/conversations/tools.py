@@ -47,10 +47,10 @@ class ToolEnvironment(Environment):
         return self._tools[self._name(question)]
 
     def reset(self, question: Question) -> list[Message]:
-        """The question, and what the class adds to it."""
+        """The turns before the question, the question, and what the class adds to it."""
         name = self._name(question)
         self._instance = factories_at(self.path)[name](**self.arguments)
-        messages = [{"role": "user", "content": question.text}]
+        messages = [*question.history, {"role": "user", "content": question.text}]
         row = {"prompt": messages, "question": question.text, "answer": question.answer} | question.metadata
         parameters = inspect.signature(self._instance.reset).parameters
         if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -58,7 +58,8 @@ class ToolEnvironment(Environment):
         elif name is not None:
             del row[COLUMN]
         added = awaited(self._instance.reset(**row))
-        return messages if added is None else [{"role": "user", "content": question.text + str(added)}]
+        asked = question.text + ("" if added is None else str(added))
+        return [*question.history, {"role": "user", "content": asked}]
 
     def step(self, message: Message) -> Turn:
         """Makes the calls in the message; the conversation is done if there is none."""

@@ -148,6 +148,7 @@ class Demonstrations(Synchronous):
         def cell(match: re.Match[str]) -> str:
             fault = f"loop.source.completion={self.completion!r}: {question.source} has no column {match[1]!r}"
             require(match[1] in cells, f"{fault}; there are {', '.join(cells)}")
+            require(match[1] != "answer" or bool(question.answer), f"{question.source}: no gold answer to show")
             return str(cells[match[1]])
 
         return re.sub(r"\{(\w+)\}", cell, self.completion)

@@ -13,6 +13,8 @@ from tqdm.auto import tqdm
 
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer
+from grpo_lightning.plugins.display.data_line import data_line
+from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.whole_steps import WholeSteps
 from grpo_lightning.types import Sample
@@ -52,8 +54,8 @@ def duration(seconds: float) -> str:
 class StepLines(Callback, Observer):
     """Prints one line per step: its reward, length and seconds, its validation, and the time left for the run.
 
-    It also says why a step made fewer updates, or learned nothing. Phases that take less than a twentieth of the step
-    are left out.
+    The first line is about the data. A line also says why a step made fewer updates, or learned nothing. Phases that
+    take less than a twentieth of the step are left out.
 
     `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 0:01:05 left`
 
@@ -68,6 +70,12 @@ class StepLines(Callback, Observer):
         self._pace = Pace(0, None)
         self._scores: Scores = {}
         self._loop: GRPOLoop
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints what the run is asked, before anything is drawn."""
+        data = getattr(trainer, "datamodule", None)
+        if isinstance(data, TaskData) and trainer.is_global_zero:
+            rank_zero_info(f"data: {data_line(data)}")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""

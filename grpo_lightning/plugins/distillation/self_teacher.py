@@ -46,6 +46,8 @@ class SelfTeacher(PolicySnapshot):
         def value(match: re.Match[str]) -> str:
             if match[1] not in value_by_name:
                 raise UsageError(f"model.reference.prompt: {match[0]} is none of {', '.join(value_by_name)}")
+            if match[1] == "answer" and not question.answer:
+                raise UsageError(f"{question.source}: no gold answer for the {match[0]} of model.reference.prompt")
             return str(value_by_name[match[1]])
 
         return re.sub(r"\{(\w+)\}", value, self.prompt)

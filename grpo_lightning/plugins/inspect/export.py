@@ -56,7 +56,7 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         assert model.generation_config is not None
         # It stops at every token that ended a completion, and samples as the run did.
         filters = {name: sampling.get(name, default) for name, default in FILTERS.items()}
-        stops = sorted(stop_ids_of(model, tokenizer))
+        stops = sorted(stop_ids_of(model.generation_config, model.config, tokenizer))
         model.generation_config.update(do_sample=True, eos_token_id=stops or None, **filters)
     if dtype is not None:
         model.to(getattr(torch, dtype))

@@ -84,6 +84,7 @@ class JudgeReward(Reward):
             raise UsageError(f"rubric={rubric} of {self.name}: {error.strerror}") from error
         self.answers = "completions" if group else "completion"
         require(f"{{{self.answers}}}" in self.rubric, f"rubric={rubric} of {self.name}: it lacks {{{self.answers}}}")
+        self.needs_answers = "{answer}" in self.rubric
         self.model, self.group, self.low, self.high = model, group, low, high
         self.options = {"temperature": 0, "max_tokens": 512} | dict(options or {})
         self.scores_early = not group
@@ -91,6 +92,7 @@ class JudgeReward(Reward):
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Refuses a rubric with placeholders that the data lacks."""
+        super().read_questions(questions)
         for question in questions:
             there = [self.answers, *columns(question)]
             missing = {*re.findall(r"\{(\w+)\}", self.rubric)}.difference(there)

@@ -13,11 +13,11 @@ from grpo_lightning.plugins.learned.classifier import RewardModel
 from grpo_lightning.plugins.learned.loss import agreement
 from grpo_lightning.plugins.learned.replay import LabelledGroup, Replay, read_labelled
 from grpo_lightning.plugins.learned.update import Iterations, RewardUpdate
-from grpo_lightning.policy.chat import chat_text
+from grpo_lightning.policy.chat import Chat
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
+from grpo_lightning.types import FinishReason, Message, Prompt, Question, Sample, Status, UsageError
 
 SEED = "seed.jsonl"  # the file beside a reward model with its training data, as written by `tools/make_reward_model.py`
 
@@ -81,6 +81,7 @@ class LearnedReward(Reward):
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
+        self._chat: Chat | None = None
         seed_path = Path(self.model.path).expanduser() / SEED
         self.iterations.remember(0, read_labelled(seed_path) if seed_path.is_file() else [])
 
@@ -88,7 +89,7 @@ class LearnedReward(Reward):
         """Checks that model and files are there, and lets the labeller read the gold answers."""
         _ = self.model.config, self.model.tokenizer
         if self.chat:
-            self._render("question")
+            self._chat = Chat(self.model.tokenizer, key="chat=true of LearnedReward")
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
@@ -104,10 +105,12 @@ class LearnedReward(Reward):
         return RewardResult(values, [Status.CUT if is_cut else Status.OK for _, is_cut in encoded])
 
     def _prompt(self, prompt: Prompt) -> str:
-        return self._render(prompt.question.text) + prompt.answer_prefix if self.chat else prompt.text
-
-    def _render(self, question: str) -> str:
-        return chat_text(self.model.tokenizer, question, key="chat=true of LearnedReward")
+        if not self.chat:
+            return prompt.text
+        self._chat = self._chat or Chat(self.model.tokenizer, key="chat=true of LearnedReward")
+        question = prompt.question
+        asked = Message(role="user", content=question.text)
+        return self._chat.text([*question.history, asked]) + prompt.answer_prefix
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Remembers the step's completions and, at the end of an iteration, updates r_φ. Numbers are of all ranks."""

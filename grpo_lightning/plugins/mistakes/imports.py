@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from jsonargparse.typing import import_object
 
 from grpo_lightning.plugins.mistakes.internals import left_by
 from grpo_lightning.types import UsageError
@@ -42,6 +45,21 @@ def import_mistake(path: str, families: Sequence[type]) -> str:
         origin = found.__name__ if file == "__init__.py" else file
         return f"{origin} has no {name}.{f' Did you mean {module}.{close[0]}?' if close else ''}"
     return f"this is no {wanted}: derive it from {wanted}, and give a class"
+
+
+def of_function(value: Any) -> Any:
+    """The options of a reward; of the import path of a function those of a `FunctionReward` with that function."""
+    path = value.get("class_path") if isinstance(value, dict) else value
+    module, _, name = path.rpartition(":" if ":" in path else ".") if isinstance(path, str) else ("", "", "")
+    if not module or not name.isidentifier():
+        return value
+    try:
+        is_function = module.endswith(".py") or inspect.isfunction(import_object(f"{module}.{name}"))
+    except (ImportError, AttributeError, ValueError):
+        return value
+    options = (value.get("init_args") if isinstance(value, dict) else None) or {}
+    wrapped = {"class_path": "grpo_lightning.FunctionReward", "init_args": {"function": path, **dict(options)}}
+    return wrapped if is_function else value
 
 
 def failure(module: str, error: BaseException) -> str:

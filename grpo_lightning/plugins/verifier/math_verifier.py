@@ -56,6 +56,7 @@ class MathVerifier(Reward):
     """
 
     finds_answers = True
+    needs_answers = True
     scores_early = True
 
     def __init__(
@@ -92,7 +93,9 @@ class MathVerifier(Reward):
 
         Raises:
             LoadError: A worker cannot start.
+            UsageError: A question has no gold answer.
         """
+        super().read_questions(questions)
         self._pool.load(_COMPARE)
         self._check_golds([question.answer for question in questions])
         bad = [question for question in questions if not self._good_golds[question.answer]]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from helpers.chats import END, TEMPLATES, add, byte_fallback, byte_level, chat_tokenizer, spelled
 from make_tiny_policy import make_tokenizer
-from tokenizers import decoders
+from tokenizers import decoders, processors
 from transformers.utils import get_json_schema
 
-from grpo_lightning.plugins.conversations.dialogue import Dialogue
+from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
 from grpo_lightning.types import Message, UsageError
 
 TOOLS = [get_json_schema(add)]
@@ -91,6 +91,46 @@ def test_no_answer_of_an_environment_can_end_a_turn(name: str, make: Any) -> Non
         again.count(stop)
         == dialogue.start([user("1"), {"role": "assistant", "content": "?"}, user("Q")]).count(stop) + 1
     )
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{{ part['text'] }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_template_that_reads_parts_gets_parts() -> None:
+    tokenizer = chat_tokenizer("qwen_2_5")
+    tokenizer.chat_template = PARTS
+    dialogue = Dialogue(tokenizer)
+    asked: Message = {"role": "system", "content": "Add."}
+    assert decoded(tokenizer, dialogue.start([asked, user("12")])) == "<system>Add.<user>12<assistant>"
+    given = dialogue.follow([user("12")], tokenizer.encode("?"), [tool("3")])
+    assert given is not None and decoded(tokenizer, given) == "<tool>3<assistant>"
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+    with pytest.raises(UsageError, match=r"leaves out the messages of the user: change chat_template.jinja"):
+        Dialogue(tokenizer)
+
+
+def test_a_dialogue_begins_on_the_same_day_always() -> None:
+    tokenizer = chat_tokenizer("qwen_2_5")
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    assert decoded(tokenizer, Dialogue(tokenizer).start([user("12")])).startswith("26 Jul 2024<|im_start|>user\n12")
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_what_a_tokenizer_adds_stands_before_a_plain_dialogue_and_not_after_it(has_template: bool) -> None:
+    """With `data.chat=false` as without one, whether the tokenizer has a chat template or not."""
+    tokenizer = chat_tokenizer("llama_3")
+    begin, end = (tokenizer.convert_tokens_to_ids(name) for name in ("<|begin_of_text|>", "<|eot_id|>"))
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A <|eot_id|>", special_tokens=[("<|begin_of_text|>", begin), ("<|eot_id|>", end)]
+    )
+    bare = tokenizer.encode("12", add_special_tokens=False)
+    variables = {"chat_template": PLAIN}
+    if not has_template:
+        tokenizer.chat_template, variables = None, {}
+    assert Dialogue(tokenizer, (), variables).start([user("12")]) == [begin, *bare]
 
 
 PIECES = ["42", "12 + 30", "é€😀", "日本", " ", "\n", "", '<tool_call>\n{"name": "add"}\n</tool_call>', "the tool", "a"]

@@ -4,10 +4,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from helpers.fitting import Echo
 from helpers.games import player
 from helpers.guessing import Guess
 
-from grpo_lightning import Conversations, Environment, Limits, Policy, Sampling, ScriptedEngine, ToolEnvironment
+from grpo_lightning import (
+    Conversations,
+    Environment,
+    Limits,
+    Policy,
+    PromptDataModule,
+    Sampling,
+    ScriptedEngine,
+    ToolEnvironment,
+)
 from grpo_lightning.plugins.conversations.dialogue import PLAIN
 from grpo_lightning.plugins.process.reward import last_turn
 from grpo_lightning.types import Prompt, Question, RandomKey, Request, Sample, UsageError
@@ -185,3 +195,27 @@ def test_an_environment_of_a_function_is_refused(policy: Policy) -> None:
 
     with pytest.raises(UsageError, match=r"data\.environment=Local: .*must be in a module"):
         Conversations(Local()).load(policy.tokenizer)
+
+
+def test_turns_that_begin_after_their_end_are_refused() -> None:
+    policy = player()
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    conversations = Conversations(Guess(), chat=True)
+    conversations.load(policy.tokenizer)
+    with pytest.raises(UsageError, match=r"data.environment: the policy's turns would begin after '<eos>', which ends"):
+        conversations.check_end(policy.stop_ids)
+    plain = Conversations(Guess())
+    plain.load(policy.tokenizer)
+    plain.check_end(policy.stop_ids)
+    for one in (conversations, plain):
+        one.close()
+
+
+def test_the_turns_before_a_question_reach_tools_or_are_refused(policy: Policy) -> None:
+    before = {"role": "system", "content": "Add."}
+    question = Question("1+1?", "2", "rows:1", history=[before])
+    tools = ToolEnvironment("helpers.guessing.CounterEnv")
+    assert tools.reset(question) == [before, {"role": "user", "content": "1+1? Start at 0."}]
+    data = PromptDataModule(Echo(), environment=Guess())
+    with pytest.raises(UsageError, match=r"rows:1: it is a conversation, which data.environment would not see"):
+        data.render(question)

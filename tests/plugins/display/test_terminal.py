@@ -14,9 +14,21 @@ from helpers.fast import fit
 from helpers.fitting import scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
-from grpo_lightning import GRPOLoop, Inspector, Reward, RewardResult, RunSummary, Sample, StepCheckpoint
+from grpo_lightning import (
+    GRPOLoop,
+    Inspector,
+    PromptDataModule,
+    Question,
+    Reward,
+    RewardResult,
+    RunSummary,
+    Sample,
+    StepCheckpoint,
+    Task,
+)
 from grpo_lightning.plugins.display import lines as paces
 from grpo_lightning.plugins.display.completions import SampledCompletions
+from grpo_lightning.plugins.display.data_line import data_line
 from grpo_lightning.plugins.display.first_look import Board, FirstLook
 from grpo_lightning.plugins.display.lines import Pace, StepLines, duration, line
 
@@ -42,6 +54,50 @@ def test_the_time_left_is_that_of_the_steps_left_and_ends_a_line(monkeypatch: py
         "step 6/10: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, greedy 0.98; 0:00:16 left"
     )
     assert Pace(0, -1).left is None and Pace(0, None).left is None
+
+
+class Asks(Task):
+    """These questions by split; the gold answer of an empty one is missing."""
+
+    def __init__(self, **asked: Sequence[Question]) -> None:
+        self.asked = asked
+
+    def questions(self, split: str) -> Sequence[Question]:
+        return self.asked[split]
+
+
+def questions(*texts: str, answer: str = "1") -> list[Question]:
+    return [Question(text, answer) for text in texts]
+
+
+def test_the_first_line_is_about_the_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train, val = questions(*"1122334"), questions("1", "5", " 4", "5")
+    trainer = VALIDATES | {"max_epochs": 1}
+    fit(tmp_path, [StepLines()], trainer=trainer, data=PromptDataModule(Asks(train=train, val=val)))
+    expected = "data: train 7 questions (4 distinct), val 4, 2 of them in train"
+    assert next(text for text in caplog.messages if "distinct" in text or text.startswith("before")) == expected
+
+
+class Endless(list[Question]):
+    """As many questions as are counted, which nobody may read."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+def test_the_line_on_the_data() -> None:
+    data = PromptDataModule(Asks())
+    data.questions = {"train": questions("1", "2", "2"), "val": []}
+    assert data_line(data) == "train 3 questions (2 distinct)"
+    data.questions["val"] = [*questions("1"), *questions("2", "3", answer=" ")]
+    assert data_line(data) == ("train 3 questions (2 distinct), val 3, 2 of them in train, 2 without a gold answer")
+    data.questions["val"] = [Question("1", "1", history=[{"role": "system", "content": "Add."}])]
+    assert data_line(data).endswith("val 1, 0 of them in train")
+    data.questions["train"] = Endless()
+    assert data_line(data) == "train 1000000000000 questions, val 1"
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -148,10 +148,18 @@ def test_a_think_tag_in_the_prompt_counts(verifier):
 def test_a_bad_gold_answer_is_named(caplog):
     verifier = MathVerifier()
     with caplog.at_level(logging.WARNING):
-        verifier.read_questions([Question("q", "7", "a:1"), Question("q", r"\frac{", "a:2"), Question("q", "", "a:3")])
+        verifier.read_questions(
+            [Question("q", "7", "a:1"), Question("q", r"\frac{", "a:2"), Question("q", "1" * 9999, "a:3")]
+        )
     assert [r.args[2] for r in caplog.records] == ["a:2", "a:3"]
     assert verifier([sample(r"\frac{", r"\boxed{7}")]).status == ["gold_bad"]
     verifier.close()
+
+
+def test_a_question_without_a_gold_answer_is_refused_and_in_predictions_not_scored(verifier):
+    with pytest.raises(UsageError, match=r"^a:2: no gold answer, as in 2 of 3 questions, and the reward math_verifier"):
+        verifier.read_questions([Question("q", "7", "a:1"), Question("q", "", "a:2"), Question("q", " ", "a:3")])
+    assert verifier([sample("", r"\boxed{7}")]).status == ["no_gold"]
 
 
 def test_a_pair_is_compared_once(verifier, monkeypatch):
