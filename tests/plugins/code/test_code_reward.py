@@ -333,12 +333,12 @@ def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
         own.setup(None)  # type: ignore[arg-type]
         assert "with all your rights" in caplog.text
         before = processes()
-        many_spin = OUTPUT["many that spin"]
+        many_compute = OUTPUT["many that compute"]
         for program, value in (
             ("print(7)", 1.0),
             ("print(8)", 0.0),
             (OUTPUT["process that outlives"], 0.0),
-            (many_spin, 0.0),
+            (many_compute, 0.0),
         ):
             assert grade(own, program, [{"stdin": "", "stdout": "7"}])[0] == value
         assert ours(started_since(before)) == []
