@@ -23,7 +23,7 @@ class FormatReward(Reward):
     Args:
         pattern: Regular expression for the whole completion; `.` matches newlines too. By default the form is
             `<think>...</think><answer>...</answer>`: one of each, and an answer that is not empty.
-        timeout: Seconds per completion for the pattern, which runs in a worker process.
+        timeout: CPU seconds per completion for the pattern, which runs in a worker process.
     """
 
     scores_early = True
@@ -38,7 +38,7 @@ class FormatReward(Reward):
         super().__init__(weight, name)
         check_pattern(pattern)
         self.pattern = pattern
-        self._pool = WorkerPool(num_workers=1, timeout=timeout)
+        self._pool = WorkerPool.computing(1, timeout)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok` or `no_match`; where the pattern takes too long, NaN and `timeout`."""

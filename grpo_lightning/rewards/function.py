@@ -10,7 +10,7 @@ from typing import Any
 from grpo_lightning import ranks
 from grpo_lightning.rewards.base import Reward, Run, described, rows_by_prompt
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.sandbox.pool import LoadError, Outcome, WorkerPool
+from grpo_lightning.sandbox.pool import WAITING, LoadError, Outcome, WorkerPool
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError, require
 
 log = logging.getLogger(__name__)
@@ -39,12 +39,13 @@ class FunctionReward(Reward):
 
     Args:
         function: Its import path: `my_rewards.shorter`, `my_rewards:shorter` or `path/to/my_rewards.py:shorter`.
-        timeout: Seconds per call; importing its module does not count.
+        timeout: CPU seconds per call; importing its module does not count. A call that waits, for a server or in a
+            sleep, is ended after ten times as long. So other work on the machine costs no sample.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only). No file that it
             writes may be larger.
         num_workers: Number of worker processes.
         concurrency: Samples under way at once in one worker. More than 1 requires an `async def`, for example one that
-            waits for a server. Each call has its own `timeout`.
+            waits for a server. Each call may wait as long as a single one.
         group: Hands the function a prompt's completions together.
         name: Its name in the metrics; by default the function's name.
     """
@@ -73,9 +74,10 @@ class FunctionReward(Reward):
         if concurrency < 1 or not timeout > 0:
             raise UsageError(f"concurrency={concurrency}, timeout={timeout} of {self.name}: give 1 or more, above 0")
         self.function, self.concurrency, self.group = function, concurrency, group
-        self._call = function if concurrency == 1 else f"async {timeout} {function}"
+        patience = WAITING * timeout
+        self._call = function if concurrency == 1 else f"async {patience} {function}"
         # Calls that are awaited together have their own deadlines; this one is for a call that blocks.
-        self._pool = WorkerPool(num_workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
+        self._pool = WorkerPool(num_workers, patience if concurrency == 1 else patience + 1, memory_limit_mb, timeout)
         self._compares: bool | None = None
         """True if the function gets the samples of a prompt together; None before it is imported."""
 

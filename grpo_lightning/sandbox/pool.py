@@ -14,6 +14,9 @@ from typing import Any
 from grpo_lightning.sandbox.worker import IDLE, LOADING, Outcome, Worker, settled
 from grpo_lightning.types import Status, require
 
+WAITING = 10.0  # times its CPU seconds, after which a call that may wait for something is ended
+MACHINE_SECONDS = 30.0  # that a machine may be too busy to run a task which never waits
+
 
 class Closed(BaseException):
     """The pool was closed while another thread waited for it. As an interrupt, it is no failure of a task."""
@@ -38,7 +41,8 @@ class WorkerPool:
 
     Args:
         num_workers: Number of processes.
-        timeout: Seconds per task; importing the function does not count.
+        timeout: Seconds per task; importing the function does not count. They pass faster where the machine is busy, so
+            nothing that must be repeatable may reach them: see `computing`.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only). No file that it
             writes may be larger.
         cpu_seconds: CPU seconds per task; None sets no limit. Unlike the time for `timeout`, they pass no faster while
@@ -57,6 +61,11 @@ class WorkerPool:
         self._closing = False
         self._running: list[Worker] = []
         self._pid = 0
+
+    @classmethod
+    def computing(cls, num_workers: int, cpu_seconds: float, memory_limit_mb: int = 1024) -> "WorkerPool":
+        """Makes a pool for tasks that compute and never wait: how busy the machine is decides none of them."""
+        return cls(num_workers, WAITING * cpu_seconds + MACHINE_SECONDS, memory_limit_mb, cpu_seconds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerPool, (self.num_workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)

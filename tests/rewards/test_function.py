@@ -58,6 +58,10 @@ async def meets(sample):
     await meeting.wait()
     return 2.5
 
+def naps(sample):
+    time.sleep(1.0)
+    return 2.5
+
 def longest(samples):
     if samples[0].question == "raise":
         raise ValueError(samples[0].question)
@@ -169,6 +173,12 @@ def test_what_cannot_be_imported_is_no_reward():
             Scorer([odd])
 
 
+def test_a_call_that_waits_longer_than_it_may_compute_is_no_failure(module):
+    reward = FunctionReward(f"{module}:naps", timeout=0.5)
+    assert reward([sample("good")]).status == ["ok"]
+    reward.close()
+
+
 def test_what_the_function_sees(module):
     reward = FunctionReward(f"{module}:sees")
     reward.read_questions([])
@@ -202,7 +212,7 @@ def test_async_calls_wait_together(module):
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_an_async_function_is_awaited_and_a_failure_among_those_that_wait_together_is_its_own(module, concurrency):
-    reward = FunctionReward(f"{module}:waits", timeout=1.5, num_workers=2, concurrency=concurrency)
+    reward = FunctionReward(f"{module}:waits", timeout=0.4, num_workers=2, concurrency=concurrency)
     reward.read_questions([])
     texts = ["good", "wait", "raise", "own timeout", "dead", "none", "true", "numpy"]
     if concurrency > 1:

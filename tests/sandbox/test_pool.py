@@ -9,12 +9,19 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from helpers.paths import ROOT
 from helpers.waiting import LIMIT, wait_until
 
+from grpo_lightning.plugins.process.reward import ByPattern
+from grpo_lightning.plugins.reasoning_gym.task import ReasoningGymReward
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning.rewards.format import FormatReward
+from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.sandbox.pool import Closed, LoadError, WorkerPool
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 FUNCTIONS = """
 import os, subprocess, sys, time
@@ -128,6 +135,40 @@ def test_processor_time_has_its_own_limit(functions, tmp_path):
     assert (tmp_path / "note").read_text() == "x"  # once: it would hang again
     assert pool.map(functions("sleep"), [[0.4]])[0].value == "awake"
     pool.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seconds: FormatReward("a+b", timeout=seconds)._pool,
+        lambda seconds: ByPattern("a+b", timeout=seconds)._pool,
+        lambda seconds: ReasoningGymReward(timeout=seconds)._pool,
+        lambda seconds: MathVerifier(timeout=seconds)._pool,
+        lambda seconds: FunctionReward("a.b", timeout=seconds)._pool,
+        lambda seconds: FunctionReward("a.b", timeout=seconds, concurrency=2)._pool,
+    ],
+)
+def test_rewards_count_cpu_seconds(make):
+    """A wall-clock limit would make a reward depend on what else the machine does."""
+    assert make(3.0).cpu_seconds == 3.0 and make(3.0).timeout >= 30.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the children of a process")
+def test_a_worker_that_the_machine_does_not_run_loses_no_reward():
+    reward = FormatReward("a+b", timeout=0.1)
+    prompt = Prompt(0, "Q", [1], Question("Q", ""))
+    completion = Sample(prompt, "aab", [1], FinishReason.STOP)
+    assert reward([completion]).status == ["ok"]
+    (worker,) = reward._pool._running
+    pid = int(Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        scored = threads.submit(reward, [completion])
+        # The task is under way for longer than it may compute.
+        wait_until(lambda: worker.job == 0 and monotonic() > worker.deadline - reward._pool.timeout + 0.5)
+        os.kill(pid, signal.SIGCONT)
+        assert scored.result(LIMIT).status == ["ok"]
+    reward.close()
 
 
 def test_a_worker_that_took_too_long_is_ended_even_in_c_and_replaced_at_once(functions):

@@ -52,13 +52,13 @@ class ByPattern(Splitter):
     Args:
         pattern: The text between two segments, which belongs to the earlier one: `\n\n`, `[.;]\s`, or `</step>` for
             policies that mark segments. An empty match, such as `(?=Segment \d)`, cuts there.
-        timeout: Seconds per completion.
+        timeout: CPU seconds per completion.
     """
 
     def __init__(self, pattern: str, timeout: float = 1.0) -> None:
         check_pattern(pattern)
         self.pattern = pattern
-        self._pool = WorkerPool(num_workers=1, timeout=timeout)
+        self._pool = WorkerPool.computing(1, timeout)
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
         return self._pool.map(inside("patterns.ends"), [[self.pattern, text] for text in texts])

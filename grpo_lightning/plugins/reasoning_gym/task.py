@@ -101,7 +101,7 @@ class ReasoningGymReward(Reward):
     evaluate the answer as Python.
 
     Args:
-        timeout: Seconds per score.
+        timeout: CPU seconds per score.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
         num_workers: Number of worker processes.
     """
@@ -118,7 +118,7 @@ class ReasoningGymReward(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        self._pool = WorkerPool(num_workers, timeout, memory_limit_mb)
+        self._pool = WorkerPool.computing(num_workers, timeout, memory_limit_mb)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Imports reasoning-gym in a worker, and checks that the questions are its own."""

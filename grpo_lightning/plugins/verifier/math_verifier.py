@@ -21,7 +21,6 @@ _COMPARE = "grpo_lightning.plugins.verifier.comparison:compare"
 _EXPLAIN = "grpo_lightning.plugins.verifier.comparison:explain"
 _CACHE_SIZE = 1 << 17
 _MIN_COUNTED = 100  # fewest questions over which the fraction of timeouts is checked
-_PATIENCE = 10.0  # wall-clock limit as a multiple of the CPU limit: a busy machine must not cause timeouts
 
 Pair = tuple[str, str, str]  # a gold answer, an answer and their question, as sent to a worker
 
@@ -81,7 +80,7 @@ class MathVerifier(Reward):
             "ordered_lists": ordered_lists,
             "finished": finished,
         }
-        self._pool = WorkerPool(num_workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
+        self._pool = WorkerPool.computing(num_workers, timeout, memory_limit_mb)
         self._known: dict[Pair, str] = {}  # in the order of their last use
         self._good_golds: dict[str, bool] = {}
         self._slow: set[str] = set()  # gold answers with a new timeout since the last check

@@ -1,9 +1,11 @@
 """The reward for programs: honest ones pass, hostile ones earn nothing and leave nothing."""
 
+import math
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ import pytest
 
 from grpo_lightning.plugins.code.reward import CodeReward
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.sandbox.main import module_of
+from grpo_lightning.sandbox.pool import inside
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 SECRET = "secret-5b1f09"
+CODE = Path(CodeReward.setup.__code__.co_filename)
 
 
 def sections(name: str, kind: str) -> dict[str, str]:
@@ -191,6 +196,79 @@ def test_the_program_is_the_last_fence(reward: CodeReward, text: str, value: flo
     assert result.status == (["ok"] if value else result.status) and not reward.tally.failed
 
 
+@pytest.mark.parametrize(
+    ("answer", "test"),
+    [
+        ("10 ** 9", "assert 2 ** answer(3) == 8"),
+        ("10 ** 12", "assert sum(range(answer(3))) == 3"),
+        ("10 ** 9", "from solution import answer\ndef test_it():\n    assert 2 ** answer(3) == 8\n"),
+    ],
+)
+def test_what_a_test_computes_with_a_value_has_a_limit(reward: CodeReward, answer: str, test: str) -> None:
+    tests = test if "solution" in test else [test]
+    assert grade(reward, f"def answer(n): return {answer}", tests)[:2] == (0.0, "timeout")
+    assert grade(reward, "def answer(n): return 918273645", MODULE_TESTS[:1])[0] == 1
+
+
+def test_a_pytest_file_stops_at_its_first_failure_unless_every_test_counts(reward: CodeReward) -> None:
+    file = "from solution import f\n" + "".join(f"def test_{n}():\n    assert f({n}) == 0\n" for n in range(3))
+    value, status, note = grade(reward, "def f(n): return 1", file)
+    assert (value, status) == (0.0, "wrong") and note.count("not_run") == 2
+    with closing(CodeReward(partial_credit=True, num_workers=1)) as own:
+        value, status, note = grade(own, "def f(n): return int(n == 1)", file)
+    assert value == pytest.approx(2 / 3) and "not_run" not in note
+
+
+def test_programs_see_no_files_of_people(reward: CodeReward) -> None:
+    folder = next(path for path in Path("/usr/lib").iterdir() if path.is_dir() and any(path.iterdir()))
+    shows = f"import os\nprint(os.listdir({str(folder)!r}), os.path.exists('/usr/src'), os.statvfs('/').f_flag & 1)"
+    seen = graded_with(shows, [{"stdin": "", "stdout": "[] False 1"}], hidden=[str(folder)])
+    assert seen == [("ok", "")]
+    # A folder outside of what they see, and the root, need not be hidden.
+    shows = f"import os\nprint(len(os.listdir({str(folder)!r})) > 0)"
+    assert graded_with(shows, [{"stdin": "", "stdout": "True"}], hidden=["/", "/usr", "/var"]) == [("ok", "")]
+    for hidden in ("/usr/lib", os.path.dirname(os.__file__)):
+        with pytest.raises(RuntimeError, match="a folder of the system: work in another"):
+            graded_with(shows, [], hidden=[hidden])
+    assert reward.limits["hidden"] == [os.getcwd()]
+
+
+def graded_with(program: str, tests: list[Any], **limits: Any) -> Any:
+    """The statuses of a program's tests, graded in this process."""
+    own = CodeReward(timeout=1.0)
+    return grading().grade(f"```\n{program}\n```", tests, own.limits | limits, True)
+
+
+def grading() -> Any:
+    """What runs in the worker."""
+    return module_of(inside("grading.grade", str(CODE)))[0]
+
+
+@pytest.mark.parametrize("limit", ["-n 40", "-v 4000000"])
+def test_limits_of_the_machine_are_no_fault_of_a_program(limit: str) -> None:
+    """Under `ulimit` a program cannot get what its limits promise: the sandbox has failed."""
+    limits = CodeReward(memory_limit_mb=4096).limits
+    script = f"import sys; sys.path.insert(0, {str(CODE.parent / 'inside')!r}); import grading\n"
+    script += f"print(grading.grade('```\\nprint(7)\\n```', [{{'stdin': '', 'stdout': '7'}}], {limits!r}, True))"
+    command = ["sh", "-c", f'ulimit {limit}; exec "$0" -c "$1"', sys.executable, script]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode and "RuntimeError: the program cannot be enclosed: the limit" in ended.stderr
+
+
+def test_a_pytest_file_needs_pytest(reward: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = sample("", "from solution import f\ndef test_f(): assert f(1)").prompt.question
+    reward.read_questions([question])
+    monkeypatch.setattr("grpo_lightning.plugins.code.reward.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"code.jsonl:3: its tests are a pytest file, and pytest is not installed"):
+        reward.read_questions([question])
+
+
+def test_a_command_must_be_there() -> None:
+    refusal = pytest.raises(UsageError, match="there is no no-such-language in /usr/local/bin")
+    with closing(CodeReward(command=["no-such-language", "main"], num_workers=1)) as own, refusal:
+        own.setup(None)  # type: ignore[arg-type]
+
+
 def test_any_command_and_a_build() -> None:
     build = ["/bin/sh", "-c", "(echo '#!/bin/sh'; cat main) > program && chmod +x program"]
     tests = [{"stdin": "3 4\n", "stdout": "7"}, {"stdin": "5 6\n", "stdout": "11"}]
@@ -208,22 +286,60 @@ def test_questions_without_tests_are_refused(reward: CodeReward, tests: Any) -> 
         reward.read_questions([sample("", tests).prompt.question])
 
 
-def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Replaces something in the code that encloses programs."""
+
+    def replace(text: str, by: str) -> None:
+        for file in (CODE.parent / "inside").glob("*.py"):
+            (tmp_path / file.name).write_text(file.read_text().replace(text, by))
+        monkeypatch.setattr(
+            "grpo_lightning.plugins.code.reward.inside", lambda name, _: f"{tmp_path}/{name.replace('.', '.py:')}"
+        )
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("text", "by", "reason"),
+    [
+        ("os.memfd_create", "broken", "cannot be enclosed: NameError"),
+        ("os.pidfd_open(child)", 'check(-1, "pidfd_open")', "cannot be enclosed: .*pidfd_open"),
+        ('tell("refused", ', "sys.exit(", "ended before it ran"),
+        ("os.setsid()", "os._exit(3)", "a program that is right fails here: error exit 3"),
+    ],
+)
+def test_a_sandbox_that_fails_is_refused_and_gives_nan(
+    broken: Callable[[str, str], None], text: str, by: str, reason: str
 ) -> None:
-    broken = Path(CodeReward.setup.__code__.co_filename).parent / "inside"
-    for file in broken.glob("*.py"):
-        (tmp_path / file.name).write_text(file.read_text().replace('"unshare")', '"unshare") or check(-1, "unshare")'))
-    monkeypatch.setattr(
-        "grpo_lightning.plugins.code.reward.inside", lambda name, _: f"{tmp_path}/{name.replace('.', '.py:')}"
-    )
+    with closing(CodeReward(num_workers=1)) as own:
+        broken(text, by)
+        if text == 'tell("refused", ':
+            own.limits["hidden"] = ["/usr/lib"]
+        value, status, _ = grade(own, "print(7)", [{"stdin": "", "stdout": "7"}])
+        # In the end a run cannot tell why its own process ends.
+        assert (status == "error") and (math.isnan(value) or text == "os.setsid()")
+        with pytest.raises(UsageError, match=reason):
+            own.setup(None)  # type: ignore[arg-type]
+
+
+def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
+    broken: Callable[[str, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken('"unshare")', '"unshare") or check(-1, "unshare")')
     with closing(CodeReward(num_workers=1)) as own, pytest.raises(UsageError, match=r"unshare.*`unsafe: true`"):
         own.setup(None)  # type: ignore[arg-type]
     with closing(CodeReward(num_workers=1, unsafe=True, timeout=1.0)) as own:
         own.setup(None)  # type: ignore[arg-type]
         assert "with all your rights" in caplog.text
         before = processes()
-        for program, value in (("print(7)", 1.0), ("print(8)", 0.0), (OUTPUT["process that outlives"], 0.0)):
+        many_compute = OUTPUT["many that compute"]
+        for program, value in (
+            ("print(7)", 1.0),
+            ("print(8)", 0.0),
+            (OUTPUT["process that outlives"], 0.0),
+            (many_compute, 0.0),
+        ):
             assert grade(own, program, [{"stdin": "", "stdout": "7"}])[0] == value
         assert ours(started_since(before)) == []
     assert started_since(before) == []

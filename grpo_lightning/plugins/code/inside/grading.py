@@ -3,6 +3,8 @@
 It is loaded by a worker of the sandbox, whose task is a call of `grade`. What a test expects is only in this process.
 A name of the program is a function here: it sends its arguments to the jail and returns a value that this process has
 read from text. So what a program does to assertions, equality or its exit it does to itself.
+
+What a test does with such values takes time here. A test that takes too much ends this process, which is one of a pool.
 """
 
 import ast
@@ -13,11 +15,13 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +31,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 jail: Any = importlib.import_module("jail")
 del sys.path[0]
 
-PATIENCE = 15.0  # seconds beside those of a test, in which a busy machine must start it
+PATIENCE = 60.0  # seconds beside those of a test, in which a busy machine must run it
+GRADER_SHARE = 0.75  # of a test's CPU seconds, that the test itself may take here
+NOT_RAISED = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
+"""Exceptions of a program that are not raised in a test: they would end its loops, and so pass it, or hold others."""
 MAX_ANSWER, MAX_DIGITS = 1 << 26, 100_000  # bytes, and digits of a number
 sys.set_int_max_str_digits(MAX_DIGITS)
 NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
@@ -43,8 +50,12 @@ class Program:
 
     def __init__(self, source: str, limits: dict[str, Any], folder: str) -> None:
         self.channel, other = socket.socketpair()
-        self.channel.settimeout(4 * limits["seconds"] + PATIENCE)
+        self.channel.settimeout(20 * limits["seconds"] + PATIENCE)
         self.answers, self.source = self.channel.makefile("rb"), source
+        self.seconds = limits["seconds"]
+        self.is_new_test = True
+        self.failure = ""
+        """Why the jail failed, which no test may take for a failure of the program."""
         command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
         variables = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": f"{MAX_DIGITS}"}
         with other:
@@ -58,28 +69,78 @@ class Program:
         self.process.wait()
         self.channel.close()
 
-    def ask(self, *request: Any) -> tuple[str, str]:
+    @contextmanager
+    def test(self) -> Iterator[None]:
+        """Begins a test, which has limits of its own."""
+        self.is_new_test = True
+        # Not a handler: what takes long may be one operation of Python's. The pool sees why this process has ended.
+        signal.setitimer(signal.ITIMER_PROF, GRADER_SHARE * self.seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def begin(self, limits: dict[str, Any]) -> tuple[str, str]:
+        """Starts the jail, and builds the program if a command does that."""
+        self.failure = "the process that encloses the program ended before it ran"
+        told = self.answer(self.source, limits)
+        self.failure = ""
+        return told
+
+    def ask(self, what: str, text: str) -> tuple[str, str]:
         """The jail's answer: a status, and what the program printed or what went wrong."""
+        is_new_test, self.is_new_test = self.is_new_test, False
+        return self.answer(what, text, is_new_test)
+
+    def answer(self, *request: Any) -> tuple[str, str]:
+        """The answer to a request. Raises Ended where there is none."""
         try:
             self.channel.sendall(json.dumps(request).encode() + b"\n")
             status, text = json.loads(self.answers.readline(MAX_ANSWER))
-            return str(status), str(text)
         except NONSENSE as error:
             raise Ended("crash", "it ended what runs it") from error
+        if status == "refused":
+            self.failure = f"the program cannot be enclosed: {text}"
+            raise Ended("crash", self.failure)
+        return str(status), str(text)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """What a function of the program returns. Raises Python's own exception that it raises."""
-        status, text = self.ask("call", json.dumps(jail.plain([name, args, kwargs])))
-        if status != "ok":
-            raise Ended(status, text)
+        told = self.value("call", jail.plain([name, args, kwargs]))
         try:
-            told = json.loads(text)
             if "raised" not in told:
                 return jail.value_of(told["value"])
             kind, message = getattr(builtins, told["raised"]), str(told["text"])
         except NONSENSE as error:
             raise Ended("crash", "no answer") from error
-        raise kind(message) if isinstance(kind, type) and issubclass(kind, Exception) else Ended("crash", message)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise Ended("crash", message)
+        if issubclass(kind, NOT_RAISED):
+            raise Ended("error", f"{kind.__name__}: {message}")
+        try:
+            raised = kind(message)
+        except TypeError:  # it takes more than a message, as UnicodeDecodeError does
+            raised = kind.__new__(kind)
+            raised.args = (message,)
+        raise raised
+
+    def defines(self, names: list[str]) -> list[str]:
+        """Those of some names that the program defines."""
+        try:
+            defined = {str(name) for name in self.value("names", names)}
+        except TypeError as error:
+            raise Ended("crash", "no answer") from error
+        return [name for name in names if name in defined]
+
+    def value(self, what: str, request: Any) -> Any:
+        """The jail's answer to a request, as a value of JSON."""
+        status, text = self.ask(what, json.dumps(request))
+        if status != "ok":
+            raise Ended(status, text)
+        try:
+            return json.loads(text)
+        except NONSENSE as error:
+            raise Ended("crash", "no answer") from error
 
 
 def last_fence(text: str) -> str | None:
@@ -101,9 +162,7 @@ def run_one(program: Program, test: Any) -> tuple[str, str]:
             )
             why = f"printed {output[-200:]!r} for {test['stdin'][:100]!r}"
             return ("ok", "") if actual == expected else ("wrong", why)
-        # Names that neither the test nor Python has are the program's functions.
-        names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)} - vars(builtins).keys()
-        exec(test, {name: partial(program.call, name) for name in names})
+        exec(test, {name: partial(program.call, name) for name in names_of_program(test, program)})
     except AssertionError:
         return "wrong", test.strip().splitlines()[-1][:300]
     except Ended as error:
@@ -113,20 +172,74 @@ def run_one(program: Program, test: Any) -> tuple[str, str]:
     return "ok", ""
 
 
+def names_of_program(test: str, program: Program) -> list[str]:
+    """The names in a test that are functions of the program. Raises NameError if there are none.
+
+    They are those that neither the test nor Python has: what a program calls `sorted` is not what its test means by it.
+    But where a test calls nothing else, its subject has a name of Python's, and the program must define it.
+    """
+    tree = ast.parse(test)
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    free = loaded - names_bound(tree)
+    names = free - vars(builtins).keys()
+    subjects = subjects_of(tree, free & vars(builtins).keys())
+    if names or not subjects:
+        return sorted(names)
+    defined = program.defines(subjects)
+    if not defined:
+        raise NameError(f"the program defines no {' or '.join(subjects)}")
+    return defined
+
+
+def names_bound(tree: ast.AST) -> set[str]:
+    """The names that a test gives to something itself."""
+    bound = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.alias(name=name, asname=other_name):
+                bound.add(other_name or name.partition(".")[0])
+    return bound
+
+
+def subjects_of(tree: ast.AST, names: set[str]) -> list[str]:
+    """The functions among some names that a test may be about: it calls them on values in which no other is called.
+
+    Where it calls none so, they are those that it hands to a function.
+    """
+
+    def inside(node: ast.AST) -> set[str]:
+        return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)} & names
+
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {
+        call.func.id
+        for call in calls
+        if isinstance(call.func, ast.Name) and not any(map(inside, [*call.args, *(one.value for one in call.keywords)]))
+    }
+    handed = {argument.id for call in calls for argument in call.args if isinstance(argument, ast.Name)}
+    return sorted(called & names or handed & names)
+
+
 def run_all(program: Program, tests: list[Any], whole: bool) -> list[tuple[str, str]]:
     """Statuses of tests, run in an order that depends on the program."""
     found = [("not_run", "")] * len(tests)
     for index in random.Random(program.source).sample(range(len(tests)), len(tests)):
-        found[index] = run_one(program, tests[index])
+        with program.test():
+            found[index] = run_one(program, tests[index])
         if found[index][0] == "crash" or (whole and found[index][0] != "ok"):
             break
     return found
 
 
-def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
+def run_pytest(program: Program, text: str, whole: bool) -> list[tuple[str, str]]:
     """Statuses of the tests of a pytest file, which imports the program as `solution`."""
     import pytest
 
+    current = contextlib.ExitStack()  # the test that runs
     found: dict[str, tuple[str, str]] = {}
 
     def function(name: str) -> Callable[..., Any]:
@@ -135,9 +248,22 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
         return partial(program.call, name)
 
     class Plugin:
+        def pytest_collection(self) -> None:
+            current.enter_context(program.test())
+
+        def pytest_collection_finish(self) -> None:
+            current.close()
+
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
             found.update((item.nodeid, ("crash", "not run")) for item in items)
             random.Random(program.source).shuffle(items)
+
+        def pytest_runtest_logstart(self) -> None:
+            current.close()
+            current.enter_context(program.test())
+
+        def pytest_runtest_logfinish(self) -> None:
+            current.close()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when == "call" or report.failed:
@@ -153,7 +279,11 @@ def run_pytest(program: Program, text: str) -> list[tuple[str, str]]:
         path = Path(folder) / "test_program.py"
         path.write_text(text, encoding="utf-8")
         quiet = ["-q", "-s", "-p", "no:cacheprovider", "--rootdir", folder, "-c", os.devnull]
-        pytest.main([str(path), *quiet], plugins=[Plugin()])
+        with current:
+            pytest.main([str(path), *quiet, *(["-x"] if whole else [])], plugins=[Plugin()])
+    failed = any(status not in ("ok", "crash") for status, _ in found.values())
+    if failed:
+        found = {name: ("not_run", "") if pair == ("crash", "not run") else pair for name, pair in found.items()}
     return [*found.values()] or [("error", "pytest found no test that can begin")]
 
 
@@ -166,13 +296,14 @@ def grade(text: str, tests: Any, limits: dict[str, Any], whole: bool) -> list[tu
     source = last_fence(text)
     if source is None:
         return []
-    try:
-        with tempfile.TemporaryDirectory() as folder, contextlib.closing(Program(source, limits, folder)) as program:
-            status, text = program.ask(source, limits)
-            if status == "refused":
-                raise RuntimeError(f"the program cannot be enclosed: {text}")
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Program(source, limits, folder)) as program:
+        try:
+            status, text = program.begin(limits)
             if status != "ok":
                 return [(status, text)]
-            return run_pytest(program, tests) if isinstance(tests, str) else run_all(program, tests, whole)
-    except Ended as error:
-        return [(error.args[0], error.args[1])]
+            graded = run_pytest(program, tests, whole) if isinstance(tests, str) else run_all(program, tests, whole)
+        except Ended as error:
+            graded = [(error.args[0], error.args[1])]
+        if program.failure:
+            raise RuntimeError(program.failure)
+        return graded
