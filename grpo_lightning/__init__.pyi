@@ -80,6 +80,7 @@ from grpo_lightning.maths.weightings import Unweighted as Unweighted
 from grpo_lightning.plugins import inspect as inspect
 from grpo_lightning.plugins.ahead.ahead import Ahead as Ahead
 from grpo_lightning.plugins.ahead.stream import Stream as Stream
+from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic as Arithmetic
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark as Benchmark
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
@@ -186,7 +187,6 @@ from grpo_lightning.rewards.results import Segment as Segment
 from grpo_lightning.rewards.scorer import Scorer as Scorer
 from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.sandbox.worker import Outcome as Outcome
-from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
 from grpo_lightning.tasks.base import Task as Task
 from grpo_lightning.tasks.orders import QuestionOrder as QuestionOrder
 from grpo_lightning.tasks.orders import Shuffled as Shuffled

@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.explore import Explorer
+from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, SumOf
 from grpo_lightning.plugins.learned.replay import Replay, write_labelled
@@ -26,7 +27,6 @@ from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError
 
 GROUP_SIZE = 8

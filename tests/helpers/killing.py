@@ -1,6 +1,7 @@
 """A run that is killed at random moments and goes on, and one that is not."""
 
 import contextlib
+import json
 import random
 import subprocess
 import time
@@ -13,6 +14,7 @@ from helpers.programs import programs
 from helpers.tiny import model_of, tokenizer
 
 STEPS = 6
+QUESTIONS = {"train": 10, "val": 8}
 OPTIONS = f"""
 seed_everything: 7
 trainer:
@@ -30,7 +32,7 @@ model:
   lr_scheduler: {{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {{total_iters: 20}}}}
   validation: {{samples: 2, judge: {{class_path: FormatReward}}}}
 data:
-  task: {{class_path: Arithmetic, init_args: {{num_train: 10, num_val: 8}}}}
+  task: {{class_path: JsonPrompts}}
 loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 2}}
 checkpoint: {{every_n_steps: 1}}
 """
@@ -38,6 +40,8 @@ checkpoint: {{every_n_steps: 1}}
 
 def command(folder: Path, *more: str) -> list[str]:
     options = ["--config", str(folder.parent / "options.yaml"), "--model.policy.path", str(folder.parent / "policy")]
+    for split in QUESTIONS:
+        options += [f"--data.task.{split}", str(folder.parent / f"{split}.jsonl")]
     where = ["--trainer.default_root_dir", str(folder), "--model.policy.dropout", "true"]
     return ["fit", *options, *where, *more]
 
@@ -65,6 +69,9 @@ def prepare(folder: Path) -> None:
     model_of("gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).save_pretrained(folder / "policy")
     tokenizer().save_pretrained(folder / "policy")
     (folder / "options.yaml").write_text(OPTIONS)
+    for split, num_questions in QUESTIONS.items():
+        rows = [{"question": f"{row}+{len(split)}=", "answer": str(row + len(split))} for row in range(num_questions)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def check_alike(folder: Path) -> None:

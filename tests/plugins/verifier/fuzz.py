@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from grpo_lightning.tasks.arithmetic import in_words
+from grpo_lightning.plugins.arithmetic.arithmetic import in_words
 
 Tree = tuple[Any, ...]
 

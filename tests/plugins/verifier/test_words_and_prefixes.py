@@ -2,10 +2,10 @@
 
 import pytest
 
+from grpo_lightning.plugins.arithmetic.arithmetic import in_words
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.plugins.verifier.number_words import in_digits
 from grpo_lightning.plugins.verifier.tokens import Token
-from grpo_lightning.tasks.arithmetic import in_words
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from grpo_lightning.tasks.arithmetic import Arithmetic, in_words, shuffled
+from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic, in_words, shuffled
 from grpo_lightning.tasks.base import Split
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

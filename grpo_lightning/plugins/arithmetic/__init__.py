@@ -1,0 +1,1 @@
+"""Generated sums: a task that needs no data."""
