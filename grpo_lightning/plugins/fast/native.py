@@ -92,6 +92,10 @@ class NativeEngine(RolloutEngine):
         self._shares: bool | None = None
         """Whether the model's attention can share prompts; None as long as nobody has asked."""
 
+    @property
+    def has_copies(self) -> bool:
+        return super().has_copies or self._copies is not None
+
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
@@ -149,7 +153,7 @@ class NativeEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
-        if self._copies and not self.has(policy):
+        if self._copies and not (self.has(policy) and self.has_weights_of(policy)):
             self.sync(policy)
         batches = [*self._batches(policy, requests, sampling.max_new_tokens)]
         if self._kept:
