@@ -69,7 +69,8 @@ def resume_trained_weights(trainer: L.Trainer, checkpoint: dict[str, Any]) -> No
 
 def copied_weights(module: Any, without: Sequence[str], memo: dict[int, Any]) -> Any:
     """A deep copy of a module's weights and submodules, but for those `without`; whatever else it has stays shared."""
-    copied = type(module).__new__(type(module))
+    kind: Any = type(module)
+    copied = kind.__new__(kind)
     memo[id(module)] = copied
     copied.__dict__.update(module.__getstate__())
     modules = {name: child for name, child in module.named_children() if name not in without}

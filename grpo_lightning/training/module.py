@@ -228,7 +228,7 @@ class GRPOModule(EvaluatingModule):
 
     def _left_out(self) -> dict[str, Any]:
         """What a checkpoint does without, by name."""
-        left_out = {}
+        left_out: dict[str, Any] = {}
         if self.old_policy.is_policy:
             left_out |= self.old_policy.state_dict(prefix="old_policy.")
         if self.policy.adapter is not None:

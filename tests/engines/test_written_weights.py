@@ -1,20 +1,22 @@
 """Weights that somebody writes in place, without a word to `Policy.version`."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from helpers.adapters import adapted, move
 from helpers.copying import Copying
-from helpers.drawing import ENGINES, PROMPTS, gap
+from helpers.drawing import PROMPTS, gap
 from helpers.tiny import policy_of, rollouts_of
 
 from grpo_lightning import Completion, FrozenCopy, Policy, RandomKey, Request, RolloutEngine, Sampling
+from grpo_lightning.command.overview import optional
 from grpo_lightning.policy.snapshots import trained_tensors
 
 COPYING: dict[str, Callable[[], RolloutEngine]] = {"copying": Copying}
-if "native" in ENGINES:
-    COPYING["packed"] = lambda: ENGINES["native"](packed=True)
+if Native := optional("NativeEngine"):
+    COPYING["packed"] = partial(Native, packed=True)
 
 
 def drawn(engine: RolloutEngine, policy: Policy) -> list[Completion]:
