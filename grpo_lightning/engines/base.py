@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.policy.policy import Policy
@@ -42,10 +43,21 @@ class RolloutEngine(ABC):
     """Mean gap of its log-probs to the policy's when they were first compared: what rounding makes."""
 
     _is_awake: bool = False
+    _fingerprint: bytes | None = None
+    """`Policy.fingerprint` of the weights that it has copied."""
+
+    @property
+    def has_copies(self) -> bool:
+        """True if it draws from copies of weights, which stay what they are when those of the policy are written."""
+        return not self.shares_weights
 
     def has(self, policy: Policy) -> bool:
-        """True if it draws from `policy` as it is now, so that no `sync` is needed."""
+        """True if it draws from this version of `policy`."""
         return self.policy is policy and self.version == policy.version
+
+    def has_weights_of(self, policy: Policy) -> bool:
+        """True if nobody has written the weights of `policy` since they were copied, whatever its version says."""
+        return not self.has_copies or self._fingerprint == policy.fingerprint()
 
     def product_dtype(self, policy: Policy) -> torch.dtype:
         """The type of its matrix products. One that rounds makes a mismatch, which the run reports."""
@@ -57,6 +69,7 @@ class RolloutEngine(ABC):
         An engine with weights of its own copies them, then calls this method of the base class.
         """
         self.policy, self.version = policy, policy.version
+        self._fingerprint = policy.fingerprint() if self.has_copies else None
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError if the engine cannot decode this policy, which it leaves as it was. Every rank calls it."""
@@ -89,9 +102,15 @@ class RolloutEngine(ABC):
         """
         shares = self.shares_weights
         with self.awake(), policy.gathered() if shares else nullcontext():
-            if not self.has(policy):
+            is_current = self.has(policy) and self.has_weights_of(policy)
+            if self.has_copies:
+                # What a rank alone has written, all bring together.
+                is_current = all(ranks.gather(is_current))
+            if not is_current:
                 with nullcontext() if shares or self.gathers_weights else policy.gathered():
                     self.sync(policy)
+                # In `sync` sharded weights may have been whole.
+                self._fingerprint = policy.fingerprint() if self.has_copies else None
             yield
 
     @contextmanager

@@ -71,7 +71,7 @@ def update(
     # 4. Step.
     if is_made:
         machine.step()
-        policy.version += 1
+        policy.mark_written()
         objective.entropy.observe(float(total.entropy / total.tokens))
         for pack in minibatch.packs:
             pack.updated = True

@@ -53,6 +53,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+def forget_casts() -> None:
+    """Lets autocast cast weights anew: within one context it keeps the casts of trained weights, by the tensor."""
+    torch.clear_autocast_cache()
+
+
 def freeze_all_but_text(model: PreTrainedModel) -> None:
     """Turns gradients off for weights that text never reaches, such as a vision tower."""
     reached = {id(p) for part in (trunk_of(model), model.get_output_embeddings()) if part for p in part.parameters()}

@@ -24,9 +24,11 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import architecture, pretrained, rope, sharding
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
-from grpo_lightning.policy.architecture import Head
+from grpo_lightning.policy.architecture import Head, forget_casts
 from grpo_lightning.policy.compute import Compute, Layout, TokenLogp
 from grpo_lightning.types import UsageError
+
+NUM_ELEMENTS = 16  # of every weight, in a fingerprint
 
 
 # Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
@@ -182,6 +184,26 @@ class Policy(nn.Module):
             for layer in layers:
                 layer.enable_adapters(True)
 
+    def mark_written(self) -> None:
+        """Says that the weights were written: what was sampled before is of an earlier version."""
+        self.version += 1
+        forget_casts()
+
+    def fingerprint(self) -> bytes:
+        """A few elements of every weight as it is now, and which adapters are on; of sharded weights, of this rank's.
+
+        `version` is what whoever writes weights says. This is what they are, for engines that have copies.
+        """
+        elements: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self.parameters():
+            flat = sharding.local(parameter.detach()).flatten()
+            # An odd stride: the elements of a matrix are not all of one column.
+            stride = flat.numel() // NUM_ELEMENTS | 1
+            elements.setdefault(flat.dtype, []).append(flat[::stride][:NUM_ELEMENTS])
+        sampled = torch.cat([torch.cat(values).double() for values in elements.values()]).cpu()
+        layers = adapted_layers(self.model).values() if self.adapter is not None else ()
+        return sampled.numpy().tobytes() + bytes(layer.disable_adapters for layer in layers)
+
     def evaluating(self) -> AbstractContextManager[None]:
         """A context in which the model is in eval mode: without dropout."""
         return architecture.evaluating(self.model)
@@ -277,4 +299,4 @@ class Policy(nn.Module):
 
 
 def _count_version(policy: Policy, keys: Any) -> None:
-    policy.version += 1
+    policy.mark_written()

@@ -16,7 +16,8 @@ def fix_frequencies(model: PreTrainedModel) -> None:
     sequence is longer than that: a row's log-probs would depend on the rows beside it, and on `max_tokens`. Completions
     would be sampled with the one set and scored with the other. Within the original length nothing changes.
     """
-    for module in model.modules():
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
         rope_type = getattr(module, "rope_type", None)
         if isinstance(rope_type, str) and _switches(rope_type):
             module.rope_type = FIXED

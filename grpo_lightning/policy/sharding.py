@@ -69,6 +69,11 @@ def assembled(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def local(value: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor; a whole tensor unchanged."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def sharded_like(value: Any, like: Any) -> Any:
     """This rank's shard of a whole tensor, if `like` is sharded and has its shape; anything else unchanged."""
     is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)

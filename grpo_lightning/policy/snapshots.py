@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import sharding
+from grpo_lightning.policy.architecture import forget_casts
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Sample, UsageError
@@ -98,6 +99,7 @@ def trained_tensors(policy: Policy, values: Mapping[str, Tensor]) -> Iterator[No
         with torch.no_grad():
             for name, value in policy.trained_state_dict().items():
                 value.copy_(sharding.sharded_like(values[name], value))
+        forget_casts()
 
     own = copied(policy)
     try:

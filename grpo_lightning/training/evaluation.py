@@ -61,6 +61,8 @@ class Answer:
     sample: Sample
     greedy: bool
     version: int  # `Policy.version` of the weights that drew it
+    fingerprint: bytes = b""
+    """`Policy.fingerprint` of these weights, where answers are kept: they may be those of an average."""
 
 
 class Evaluation(torch.nn.Module):
@@ -170,7 +172,8 @@ class Evaluation(torch.nn.Module):
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
         listeners = [scoring.add] if scoring else []
         samples = self.explorer.sample(policy, prompts, num_samples, sampling, RandomKey(0, STEP), listeners)
-        return [Answer(sample, greedy, policy.version) for sample in samples]
+        fingerprint = policy.fingerprint() if self.kept else b""
+        return [Answer(sample, greedy, policy.version, fingerprint) for sample in samples]
 
     def _record(self, values: dict[str, float]) -> None:
         for name, metric in self.metrics.items():

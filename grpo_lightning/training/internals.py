@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # Lightning looks for `last.ckpt` before `setup`, when the callback does not know its folder yet.
@@ -113,3 +114,14 @@ def save_after_steps(checkpoints: Sequence[ModelCheckpoint], saves: bool) -> Non
     """Lets these save at the end of the step, or else at that of its validation."""
     for checkpoint in checkpoints:
         checkpoint._save_on_train_epoch_end = saves
+
+
+def averaging_callbacks(trainer: L.Trainer) -> list[WeightAveraging]:
+    """The callbacks that average the weights."""
+    return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
+
+
+def averaged_models(trainer: L.Trainer) -> list[AveragedModel]:
+    """The averages of the callbacks. Lightning has no way to ask whether one has begun."""
+    models = [callback._average_model for callback in averaging_callbacks(trainer)]
+    return [model for model in models if model is not None]

@@ -27,6 +27,13 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapshot, RecordedLogp, TrainedCopy
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.training.averages import (
+    CURRENT,
+    check_averages,
+    complete_averages,
+    copied_weights,
+    resume_trained_weights,
+)
 from grpo_lightning.training.checkpoint_files import check_same_model, fit_snapshots
 from grpo_lightning.training.checks import check_module, check_precision, warn_of_lost_updates
 from grpo_lightning.training.data import TaskData
@@ -92,6 +99,7 @@ class GRPOModule(EvaluatingModule):
         # A checkpoint of an adapter has the trained tensors; what else is missing, `check_same_model` finds.
         self.strict_loading = policy.adapter is None
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.register_load_state_dict_pre_hook(_fill_in)
         self.register_buffer("bad_updates", torch.tensor(0))
         self.register_buffer("bad_updates_in_a_row", torch.tensor(0))
         self.evaluation = Evaluation(self.explorer, self.val_sampling, self.validation.samples)
@@ -171,6 +179,8 @@ class GRPOModule(EvaluatingModule):
     def configure_model(self) -> None:
         """Reads the weights; the reference starts as the initial policy. A strategy with a device mesh shards them."""
         self.load(self.trainer.strategy.precision_plugin)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_averages(self.trainer, self.policy, self.device_mesh is not None)
         for snapshot in (self.old_policy, self.reference):
             # The second `fit`, or one after `validate`, finds them made: the reference must not follow the policy here.
             if snapshot is not None and not snapshot.exists:
@@ -211,13 +221,25 @@ class GRPOModule(EvaluatingModule):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights of policy (of an adapter alone), reference, and of π_old unless the next step replaces them."""
         state = super().state_dict(*args, **kwargs)
-        left_out = [name for name in state if name.startswith("old_policy.") and self.old_policy.is_policy]
+        prefix = kwargs.get("prefix", "")
+        for name in self._left_out():
+            state.pop(prefix + name, None)
+        return state
+
+    def _left_out(self) -> dict[str, Any]:
+        """What a checkpoint does without, by name."""
+        left_out: dict[str, Any] = {}
+        if self.old_policy.is_policy:
+            left_out |= self.old_policy.state_dict(prefix="old_policy.")
         if self.policy.adapter is not None:
             trained = {f"policy.{name}" for name in self.policy.trained_state_dict()}
-            left_out += [name for name in state if name.startswith("policy.") and name not in trained]
-        for name in left_out:
-            del state[name]
-        return state
+            weights = self.policy.state_dict(prefix="policy.")
+            left_out |= {name: value for name, value in weights.items() if name not in trained}
+        return left_out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GRPOModule":
+        """A copy with weights of its own, as callbacks make that average them; it can not be validated."""
+        return copied_weights(self, ["evaluation", "named"], memo)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the policy's version, what the rewards have learned and which weights an adapter was trained on."""
@@ -235,12 +257,16 @@ class GRPOModule(EvaluatingModule):
             if state := checkpoint.get("parts", {}).get(type(part).__name__):
                 part.load_state_dict(state)
         # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
-        self.policy.version += 1
-        if state := checkpoint.get("state_dict", {}):
+        self.policy.mark_written()
+        is_fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if is_fitting:
+            resume_trained_weights(self.trainer, checkpoint)
+        if checkpoint.get("state_dict"):
             policy = self.policy
             check_same_model(checkpoint, self.state_dict(), policy.base, self.trainer.ckpt_path, policy.path)
+        for state in filter(None, (checkpoint.get("state_dict"), checkpoint.get(CURRENT))):
             fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        if is_fitting:
             self._resumed = checkpoint.get("lr_schedulers", []), checkpoint.get("policy_version")
             # Lightning would load a schedule's state into whatever schedule there is now.
             checkpoint["lr_schedulers"] = []
@@ -263,6 +289,14 @@ class GRPOModule(EvaluatingModule):
             times = {"optim/lr": torch.tensor(rate), "time/update": torch.tensor(time.perf_counter() - started)}
             minibatch.step.updates.append((is_made, {**metrics, **times}))
 
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Completes the averages that callbacks have moved by now."""
+        complete_averages(self.trainer, self)
+
+    def on_train_epoch_end(self) -> None:
+        """As `on_train_batch_end`: some averages move at the end of a step."""
+        complete_averages(self.trainer, self)
+
     def _step_schedule(self, is_made: bool) -> None:
         """Steps the schedule after an update that is made; one over the whole run after any."""
         scheduler: Any = self.lr_schedulers()
@@ -277,3 +311,9 @@ class GRPOModule(EvaluatingModule):
         for evaluation in self.evaluations.values():
             evaluation.explorer.sampler.close()
             evaluation.scorer.close()
+
+
+def _fill_in(module: GRPOModule, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    """What `state_dict` leaves out stays as it is."""
+    for name, value in module._left_out().items():
+        state.setdefault(prefix + name, value)

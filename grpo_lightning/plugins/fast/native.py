@@ -93,6 +93,10 @@ class NativeEngine(RolloutEngine):
         self._shares: bool | None = None
         """Whether the model's attention can share prompts; None as long as nobody has asked."""
 
+    @property
+    def has_copies(self) -> bool:
+        return super().has_copies or self._copies is not None
+
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
@@ -151,7 +155,8 @@ class NativeEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
-        is_stale = self._copies is not None and not self.has(policy)
+        is_current = self.has(policy) and self.has_weights_of(policy)
+        is_stale = self._copies is not None and not is_current
         if is_stale or self.copy_dtype(policy) != (self._copies and self._copies.dtype):
             self.sync(policy)
         batches = [*self._batches(policy, requests, sampling.max_new_tokens)]

@@ -47,7 +47,8 @@ class Followed:
         # Validation answers greedily first.
         answers = [answer for prompt in mine for answer in kept.get(prompt.id, [])[: 1 + self.num_samples]]
         is_enough = len(answers) == len(mine) * (1 + self.num_samples)
-        if not all(ranks.gather(is_enough and all(answer.version == policy.version for answer in answers))):
+        weights = policy.version, policy.fingerprint()
+        if not all(ranks.gather(is_enough and all((one.version, one.fingerprint) == weights for one in answers))):
             with module.explorer.engine.awake():
                 answers = evaluation.answer(policy, mine, 1, greedy=True)
                 answers += evaluation.answer(policy, mine, self.num_samples, greedy=False) if self.num_samples else []

@@ -11,6 +11,7 @@ import torch
 from helpers.fast import fit
 from helpers.fitting import AfterOne, scalars
 from helpers.inspecting import completions_of, group_of, groups_of, inspector, plain_tokens, step_of, write_records
+from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from grpo_lightning import NativeEngine, Objective, RandomKey, Request, Validation
 from grpo_lightning.engines.base import Drawn
@@ -39,6 +40,16 @@ def test_answers_of_older_weights_are_not_taken(tmp_path: Path) -> None:
         for one in completions_of(record, "validation"):
             if not one.greedy:
                 assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*WeightAveraging")
+def test_answers_of_an_average_are_not_taken(tmp_path: Path) -> None:
+    """Validation draws them with other weights of the same version."""
+    average = EMAWeightAveraging(decay=0.9)
+    fit(tmp_path, [inspector(), average], {"mu": 2}, FRESH | {"check_val_every_n_epoch": 1}, samples=3)
+    for one in completions_of(read(tmp_path)[-1], "validation"):
+        if not one.greedy:
+            assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
 
 
 class Counting(NativeEngine):

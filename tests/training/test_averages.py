@@ -1,0 +1,182 @@
+"""Runs with Lightning's `EMAWeightAveraging`: what they train, validate, save, and how they go on."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from helpers.adapters import adapted
+from helpers.copying import Copying
+from helpers.fitting import checkpoint_of, fit, scalars, weights_of
+from helpers.tiny import policy_of
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+from grpo_lightning import FrozenCopy, Objective, StepCheckpoint, UsageError
+from grpo_lightning.training.averages import check_averages
+from grpo_lightning.training.module import GRPOModule
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*WeightAveraging"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create"),
+]
+VALIDATING = {"limit_val_batches": 1}
+SAVING = {"enable_checkpointing": True}
+
+
+class Average(EMAWeightAveraging):
+    """A fast one; averages may begin after an update, or after a step."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(decay=0.5, **options)
+
+
+class Engines(L.Callback):
+    """Sees at every update how far an engine's copy is from the policy, and whether the run says that it is none."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, bool]] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: GRPOModule, batch: Any, *args: Any) -> None:  # type: ignore[override]
+        copied = module.explorer.engine.copied.model.state_dict()  # type: ignore[attr-defined]
+        is_equal = all(value.equal(copied[name]) for name, value in module.policy.model.state_dict().items())
+        self.seen.append((batch.on_policy, is_equal))
+
+
+class Validated(L.Callback):
+    """Keeps the policy's head as validation finds it."""
+
+    def __init__(self) -> None:
+        self.heads: list[torch.Tensor] = []
+
+    def on_validation_batch_start(self, trainer: L.Trainer, module: GRPOModule, *args: Any) -> None:  # type: ignore[override]
+        self.heads.append(module.policy.head.embedding.weight.clone())
+
+
+class Heads(L.Callback):
+    """Keeps the policy's head after each update."""
+
+    def __init__(self) -> None:
+        self.heads: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: GRPOModule, *args: Any) -> None:  # type: ignore[override]
+        self.heads.append(module.policy.head.embedding.weight.detach().clone())
+
+
+def test_an_engine_with_copies_trains_on_the_policy_and_validates_the_average(tmp_path: Path) -> None:
+    engines, validated, heads = Engines(), Validated(), Heads()
+    fit(tmp_path / "copies", [engines, Average()], engine=Copying(), trainer=VALIDATING)
+    assert engines.seen == [(True, True)] * 3
+    fit(tmp_path / "shared", [validated, heads, Average()], trainer=VALIDATING)
+    # The first validation is before the first update, which is copied; each further one is half of the average.
+    average = heads.heads[0]
+    for validated_head, head in zip(validated.heads[1:], heads.heads, strict=True):
+        average = (average + head) / 2
+        torch.testing.assert_close(validated_head, average)
+    assert not validated.heads[3].equal(heads.heads[2])
+    copies, shared = scalars(tmp_path / "copies"), scalars(tmp_path / "shared")
+    assert "val/avg@2" in shared and {name: copies[name] for name in shared} == shared
+    plain = scalars(fit_plainly(tmp_path / "plain"))
+    assert {name for name in shared if shared[name] != plain[name]} <= {name for name in plain if "val/" in name}
+
+
+def fit_plainly(folder: Path, **options: Any) -> Path:
+    """The same run without an average."""
+    fit(folder, [StepCheckpoint()], trainer=VALIDATING | SAVING, **options)
+    return folder
+
+
+@pytest.mark.parametrize("start", [{"update_starting_at_step": 9}, {"update_every_n_steps": 0}], ids=str)
+def test_until_it_begins_the_average_is_the_policy_as_it_is(tmp_path: Path, start: dict[str, int]) -> None:
+    module = fit(tmp_path / "late", [Average(**start), StepCheckpoint()], trainer=VALIDATING | SAVING)
+    plain = fit_plainly(tmp_path / "plain")
+    assert scalars(tmp_path / "late") == scalars(plain)
+    expected = weights_of(plain)
+    saved = checkpoint_of(tmp_path / "late")
+    for name, value in expected.items():
+        assert saved["state_dict"][name].equal(value) and saved["current_model_state"][name].equal(value)
+        assert module.state_dict()[name].equal(value)
+
+
+def test_an_average_that_moves_at_the_end_of_steps_begins_there(tmp_path: Path) -> None:
+    heads = Heads()
+    callbacks = [heads, Average(update_every_n_steps=0, update_starting_at_epoch=1), StepCheckpoint()]
+    fit(tmp_path, callbacks, trainer=SAVING)
+    head = weights_of(tmp_path)["policy.model.lm_head.weight"]
+    torch.testing.assert_close(head, (heads.heads[1] + heads.heads[2]) / 2)
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "weights": lambda: {"objective": Objective(beta=0.1)},
+    "a copy as π_old": lambda: {"old_policy": FrozenCopy(), "loop": {"mu": 2}},
+    "adapter": lambda: {"policy": adapted(moved=0.05), "objective": Objective(beta=0.1)},
+    "adapter, copies": lambda: {
+        "policy": adapted(moved=0.05),
+        "objective": Objective(beta=0.1),
+        "old_policy": FrozenCopy(),
+        "reference": FrozenCopy(),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_cut_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    ends = (("whole", 3, None), ("cut", 1, None), ("cut", 3, "last"))
+    for name, end, path in ends:
+        trainer = {"max_epochs": end} | SAVING | VALIDATING
+        fit(tmp_path / name, [Average(), StepCheckpoint()], trainer=trainer, ckpt_path=path, **KINDS[kind]())
+    whole, cut = checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut")
+    for part in ("state_dict", "current_model_state", "averaging_state"):
+        assert whole[part].keys() == cut[part].keys()
+        assert all(value.equal(cut[part][name]) for name, value in whole[part].items())
+    assert scalars(tmp_path / "whole") == scalars(tmp_path / "cut")
+    # Both hold what a checkpoint without an average holds, and the average moves what is trained alone.
+    assert whole["state_dict"].keys() == whole["current_model_state"].keys()
+    for name, value in whole["state_dict"].items():
+        assert value.equal(whole["current_model_state"][name]) is not name.startswith("policy."), name
+
+
+@pytest.mark.parametrize("kind", ["weights", "adapter, copies"])
+def test_without_the_callback_a_run_goes_on_with_the_weights_that_were_trained(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = fit_plainly(tmp_path / "plain", **KINDS[kind]())
+    callbacks = [Average(), StepCheckpoint()]
+    fit(tmp_path / "cut", callbacks, trainer={"max_epochs": 2} | SAVING | VALIDATING, **KINDS[kind]())
+    with caplog.at_level(logging.INFO):
+        fit(tmp_path / "cut", [StepCheckpoint()], trainer=SAVING | VALIDATING, ckpt_path="last", **KINDS[kind]())
+    assert "The run goes on with the weights themselves" in caplog.text
+    expected, saved = checkpoint_of(plain), checkpoint_of(tmp_path / "cut")
+    assert "current_model_state" not in saved and expected["state_dict"].keys() == saved["state_dict"].keys()
+    assert all(value.equal(saved["state_dict"][name]) for name, value in expected["state_dict"].items())
+
+
+def test_an_average_can_begin_when_a_run_goes_on(tmp_path: Path) -> None:
+    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1} | SAVING)
+    heads = Heads()
+    first = weights_of(tmp_path)["policy.model.lm_head.weight"]
+    fit(tmp_path, [heads, Average(), StepCheckpoint()], trainer=SAVING, ckpt_path="last")
+    saved = checkpoint_of(tmp_path)
+    assert saved["current_model_state"]["policy.model.lm_head.weight"].equal(heads.heads[1])
+    average = (heads.heads[0] + heads.heads[1]) / 2
+    torch.testing.assert_close(saved["state_dict"]["policy.model.lm_head.weight"], average)
+    assert not first.equal(average)
+
+
+def test_an_average_that_would_not_be_one_is_refused() -> None:
+    trainer: Any = SimpleNamespace(callbacks=[StepCheckpoint(), Average()])
+    check_averages(trainer, policy_of(), is_sharded=False)
+    with pytest.raises(UsageError, match=r"^trainer\.callbacks=Average: it averages whole weights, .* Use ddp"):
+        check_averages(trainer, policy_of(), is_sharded=True)
+    half = policy_of()
+    half.to(torch.bfloat16)
+    half.dtype = torch.bfloat16
+    with pytest.raises(UsageError, match=r"Average: model\.policy\.dtype=bfloat16 would round .*dtype=float32"):
+        check_averages(trainer, half, is_sharded=False)
+    # An adapter is float32, whatever the weights beneath it are.
+    check_averages(trainer, adapted(dtype=torch.bfloat16), is_sharded=False)
+    trainer.callbacks = [StepCheckpoint()]
+    check_averages(trainer, half, is_sharded=True)
