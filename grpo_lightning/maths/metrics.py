@@ -6,7 +6,13 @@ from functools import cache
 
 import mpmath
 
-RIGHT_ABOVE = 0.5  # a completion counts as right if the reward that decides gives it more
+RIGHT_ABOVE = 0.5
+"""A completion is right if the grader gives it more. A grader says 0 or 1; of others captions name this bound."""
+
+
+def with_bound(name: str) -> str:
+    """The name of a grader that has other values than 0 and 1, and what is taken for right."""
+    return f"{name}: reward > {RIGHT_ABOVE}"
 
 
 def pass_at_k(values: Sequence[float]) -> float:

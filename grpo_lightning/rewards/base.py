@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
 from grpo_lightning.types import Question, Sample, Stateful, Status, require
 
@@ -43,6 +44,8 @@ class Reward(Stateful, ABC):
     """True if it scores completions while others of the step are still sampled: a reward that waits for a process.
 
     `score` then runs in a thread. It must score a sample alike whatever others come with it, and must not use torch."""
+    grades_cheaply: bool = True
+    """False if a score costs money or much time. As the grader it then grades training only if it is a reward too."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         require(math.isfinite(weight), f"weight={weight} of {type(self).__name__}: give a finite number")
@@ -164,6 +167,12 @@ def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:
 def measured_by(title: str) -> str:
     """The meaning of the mean of a reward's values: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
     return f"fraction right by {title}" if title in VERDICTS else f"mean of {title}"
+
+
+def decided_by(reward: Reward) -> str:
+    """Who says what is right, for titles: `math_verifier`, or `brief: reward > 0.5` of a reward with other values."""
+    title = title_of(type(reward).__name__, vars(reward))
+    return reward.name if title in VERDICTS else with_bound(reward.name)
 
 
 def snake_case(name: str) -> str:
