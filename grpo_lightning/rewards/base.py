@@ -8,7 +8,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
 from grpo_lightning.types import Question, Sample, Stateful, Status, require
 
@@ -167,12 +166,6 @@ def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:
 def measured_by(title: str) -> str:
     """The meaning of the mean of a reward's values: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
     return f"fraction right by {title}" if title in VERDICTS else f"mean of {title}"
-
-
-def decided_by(reward: Reward) -> str:
-    """Who says what is right, for titles: `math_verifier`, or `brief: reward > 0.5` of a reward with other values."""
-    title = title_of(type(reward).__name__, vars(reward))
-    return reward.name if title in VERDICTS else with_bound(reward.name)
 
 
 def snake_case(name: str) -> str:

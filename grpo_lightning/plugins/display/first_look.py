@@ -11,8 +11,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.plugins.inspect.configs import earlier, flat, merged, shown
-from grpo_lightning.rewards.base import decided_by
+from grpo_lightning.rewards.base import VERDICTS
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import FIRST_LOOK
@@ -91,7 +92,9 @@ def charts(module: GRPOModule, validates: bool) -> dict[str, list[str]]:
         ]
         for name, one in module.evaluations.items()
     }
-    grader = decided_by(module.explorer.scorer.grader)
+    scorer = module.explorer.scorer
+    # What values another reward has is not known before the first step.
+    grader = scorer.grader.name if type(scorer.grader).__name__ in VERDICTS else with_bound(scorer.grader.name)
     found = {
         "reward": ["reward/mean"],
         **(validations if validates else {}),

@@ -179,7 +179,8 @@ class StepRecord:
 def name_bounds(record: StepRecord) -> None:
     """Adds to the name of each grader that gave other values than 0 and 1 what was taken for right: `reward > 0.5`."""
     completions = [completion for group in record.groups for completion in group.completions]
-    bounded = {one.judge for one in completions if one.scores.get(one.judge) not in (None, 0, 1)}
+    values = {(completion.judge, completion.scores.get(completion.judge)) for completion in completions}
+    bounded = {name for name, value in values if value not in (None, 0, 1)}
     for completion in completions:
         if completion.judge in bounded:
             completion.judge = with_bound(completion.judge)
