@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum, segments
@@ -114,9 +113,11 @@ class KLPenalty:
 
 
 def without_rounding(value: Tensor, group: Tensor, rounding: Tensor) -> Tensor:
-    """[B] float64 values, equal in a group whose values differ by at most the largest of their [B] roundings."""
-    num_groups = int(group.max()) + 1 if len(group) else 0
-    smallest = value.new_full((num_groups,), torch.inf).scatter_reduce(0, group, value, "amin")
-    largest = value.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, value, "amax")
-    allowed = value.new_zeros(num_groups).scatter_reduce(0, group, rounding.to(value), "amax")
-    return torch.where((largest - smallest <= allowed)[group], smallest[group], value)
+    """[B] the values, equal in a group whose values differ by at most the largest of their [B] roundings."""
+    value = value.clone()
+    for index in group.unique():
+        rows = group == index
+        smallest = value[rows].min()
+        if value[rows].max() - smallest <= rounding[rows].max():
+            value[rows] = smallest
+    return value

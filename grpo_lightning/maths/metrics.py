@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from functools import cache
 
 import mpmath
+import numpy as np
 
-RIGHT_ABOVE = 0.5  # a completion counts as right if the reward that decides gives it more
+RIGHT_ABOVE = 0.5
+"""A completion is right if the grader gives it more. A grader says 0 or 1; of others captions name this bound."""
+
+
+def with_bound(name: str) -> str:
+    """The name of a grader that has other values than 0 and 1, and what is taken for right."""
+    return f"{name}: reward > {RIGHT_ABOVE}"
 
 
 def pass_at_k(values: Sequence[float]) -> float:
@@ -54,25 +61,22 @@ def clustered_half_width(values: Sequence[float]) -> float:
     effect; Franco, Little, Louis and Slud 2019). Near 0 and 1 its sides differ, so mean ± the larger one covers more
     than 95 %. Other values, scores of a judge, have t * s / √n.
     """
-    count = len(values)
+    value, count = np.asarray(values, dtype=np.float64), len(values)
     if count < 2:
         return math.nan
-    mean = math.fsum(values) / count
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    t = t_quantile(count - 1)
-    if min(values) < 0 or max(values) > 1 or (variance == 0 and 0 < mean < 1):
-        return t * math.sqrt(variance / count)
+    mean, variance = value.mean(), value.var(ddof=1)
+    if value.min() < 0 or value.max() > 1 or (variance == 0 and 0 < mean < 1):
+        return half_width(count, 0.0, variance * (count - 1))
     num_answers = float(count)
     if variance > 0:
-        rarer = [value if mean <= 0.5 else 1 - value for value in values]
-        num_telling = math.fsum(rarer) ** 2 / math.fsum(value * value for value in rarer)
+        rare = value if mean <= 0.5 else 1 - value
+        num_telling = rare.sum() ** 2 / (rare**2).sum()
         answers_per_question = mean * (1 - mean) / variance
-        weighted = num_telling * answers_per_question + FULLY_CLUSTERED
-        num_answers *= weighted / (num_telling + FULLY_CLUSTERED)
-    z = t * t / num_answers
+        num_answers *= (num_telling * answers_per_question + FULLY_CLUSTERED) / (num_telling + FULLY_CLUSTERED)
+    z = t_quantile(count - 1) ** 2 / num_answers
     centre = (mean + z / 2) / (1 + z)
     reach = math.sqrt(mean * (1 - mean) * z + z * z / 4) / (1 + z)
-    return reach + abs(centre - mean)
+    return float(reach + abs(centre - mean))
 
 
 @cache

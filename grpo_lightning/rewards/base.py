@@ -45,6 +45,8 @@ class Reward(Stateful, ABC):
     """True if it scores completions while others of the step are still sampled: a reward that waits for a process.
 
     `score` then runs in a thread. It must score a sample alike whatever others come with it, and must not use torch."""
+    grades_cheaply: bool = True
+    """False if a score costs money or much time. As the grader it then grades training only if it is a reward too."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         require(math.isfinite(weight), f"weight={weight} of {type(self).__name__}: give a finite number")

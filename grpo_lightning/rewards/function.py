@@ -74,6 +74,7 @@ class FunctionReward(Reward):
         if concurrency < 1 or not timeout > 0:
             raise UsageError(f"concurrency={concurrency}, timeout={timeout} of {self.name}: give 1 or more, above 0")
         self.function, self.concurrency, self.group = function, concurrency, group
+        self.grades_cheaply = concurrency == 1  # else it waits for a server
         patience = WAITING * timeout
         self._call = function if concurrency == 1 else f"async {patience} {function}"
         # Calls that are awaited together have their own deadlines; this one is for a call that blocks.

@@ -39,6 +39,7 @@ class Gated(Reward):
         self.threshold = threshold
         self.parts = self.gate, self.reward
         self.scores_early = all(part.scores_early for part in self.parts)
+        self.grades_cheaply = all(part.grades_cheaply for part in self.parts)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """The statuses of the two joined by `-`, gate first, without `ok`: `no_answer-no_match`.

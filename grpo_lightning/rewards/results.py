@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.types import TOTAL, Sample, Status
 
@@ -81,6 +82,16 @@ class Scores:
     def main(self) -> RewardResult:
         """The result of the reward that decides what is right."""
         return self.results[self.correct or next(iter(self.results))]
+
+    @property
+    def are_verdicts(self) -> bool:
+        """True if that reward says 0 or 1 of every sample that it could score."""
+        return all(value in (0, 1) or math.isnan(value) for value in self.main.value)
+
+    def is_right(self, row: int) -> bool | None:
+        """Whether one sample is right; None where that reward failed."""
+        value = self.main.value[row]
+        return None if math.isnan(value) else value > RIGHT_ABOVE
 
     @classmethod
     def concat(cls, parts: Sequence["Scores"]) -> "Scores":

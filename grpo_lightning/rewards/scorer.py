@@ -16,7 +16,7 @@ from grpo_lightning.maths.reward_batch import weighted_sum
 from grpo_lightning.rewards.base import Reward, RewardFailure, Run
 from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
-from grpo_lightning.types import Question, Sample, UsageError, require
+from grpo_lightning.types import Question, Sample, Status, UsageError, require
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Scorer:
     """Scores samples with every reward of the list.
 
     A reward may fail on the fraction `max_failed` of a step's samples, or a validation's. The one called `correct`
-    decides what is right; None is the first.
+    decides what is right; None is the first. `grade_by` lets another do so, the grader, which need not be in the list.
     """
 
     def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5, correct: str | None = None) -> None:
@@ -44,8 +44,22 @@ class Scorer:
                 require(name in others, f"{key}={name} of {reward.name}: no other reward has this name; {fix}")
         self.rewards = rewards
         self.max_failed = max_failed
-        self.correct = correct or names[0]
-        self.main = self.rewards[names.index(self.correct)]  # the reward that decides what is right
+        self.main = self.rewards[names.index(correct) if correct else 0]
+        """The reward of the list that decides what is right where there is no other grader."""
+        self.grader = self.main
+        """The reward that decides what is right."""
+
+    @property
+    def all_rewards(self) -> list[Reward]:
+        """The rewards of the list, and the grader where it is none of them: then nothing is learned from it."""
+        return self.rewards if self.grader in self.rewards else [*self.rewards, self.grader]
+
+    def grade_by(self, grader: Reward) -> None:
+        """Lets `grader` decide what is right, unless that would cost too much and it is no reward of the list.
+
+        Its name must be none of theirs.
+        """
+        self.grader = grader if grader in self.rewards or grader.grades_cheaply else self.main
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Lets every reward read the questions before the run."""
@@ -54,7 +68,7 @@ class Scorer:
 
     def setup(self, run: Run) -> None:
         """Lets every reward read its weights, and take its defaults from the run."""
-        for reward in self.rewards:
+        for reward in self.all_rewards:
             reward.setup(run)
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,7 +84,7 @@ class Scorer:
 
     def close(self) -> None:
         """Closes every reward."""
-        for reward in self.rewards:
+        for reward in self.all_rewards:
             reward.close()
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
@@ -80,8 +94,8 @@ class Scorer:
     def begin(self) -> "Scoring":
         """To score samples as they come, by the rewards that can: `with scorer.begin() as scoring`."""
         # One that is in the list twice would be called from two threads.
-        times = Counter(id(part) for reward in self.rewards for part in reward.with_parts())
-        early = (r for r in self.rewards if all(p.scores_early and times[id(p)] == 1 for p in r.with_parts()))
+        times = Counter(id(part) for reward in self.all_rewards for part in reward.with_parts())
+        early = (r for r in self.all_rewards if all(p.scores_early and times[id(p)] == 1 for p in r.with_parts()))
         return Scoring(self, [EarlyScores(reward) for reward in early])
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
@@ -105,14 +119,17 @@ class Scorer:
 
     def report(self) -> list[tuple[Reward, Tally]]:
         """Warns of failures since the last report. Returns every reward and part with its tally over all ranks."""
-        everyone = [part for reward in self.rewards for part in reward.with_parts()]
+        trained = [part for reward in self.rewards for part in reward.with_parts()]
+        everyone = [part for reward in self.all_rewards for part in reward.with_parts()]
         by_rank = ranks.gather([part.tally for part in everyone])
         found = [(part, Tally.total(tallies)) for part, *tallies in zip(everyone, *by_rank, strict=True)]
         for part, tally in found:
             part.tally = Tally()
-            if tally.failed and ranks.rank() == 0:
+            # To a grader beside the rewards a question without a gold answer is no failure: nothing needs its value.
+            is_failure = part in trained or tally.failed.keys() - {Status.NO_GOLD}
+            if tally.failed and is_failure and ranks.rank() == 0:
                 log.warning("reward %s %s", part.name, tally.describe())
-        return found
+        return found[: len(trained)]
 
 
 class EarlyScores(Thread):
@@ -185,7 +202,7 @@ class Scoring:
         whole, failed = ([one for one in samples if one.failed is fails] for fails in (False, True))
         talks = [sample.conversation for sample in failed if sample.conversation]
         lost = RewardResult([math.nan] * len(failed), [talk.status for talk in talks])
-        rewards = self.scorer.rewards
+        rewards = self.scorer.all_rewards
         results = dict.fromkeys([reward.name for reward in rewards], lost)
         # Those that have begun are waited for last.
         for reward in sorted(rewards, key=lambda reward: reward.name in self.early):
@@ -199,11 +216,11 @@ class Scoring:
             row = {id(sample): row for row, sample in enumerate(scored)}
             result = RewardResult.concat([*(result for _, result in parts), lost])
             results[reward.name] = result.rows([row[id(sample)] for sample in samples])
-        weight = {reward.name: reward.weight for reward in rewards if reward.weight != 0}
+        weight = {reward.name: reward.weight for reward in self.scorer.rewards if reward.weight != 0}
         value = torch.tensor([results[name].value for name in weight], dtype=torch.float64)
         factor = torch.tensor([*weight.values()], dtype=torch.float64)
         total = weighted_sum(factor, value.reshape(len(weight), len(samples))).tolist()
-        return Scores(total, results, weight, self.scorer.correct)
+        return Scores(total, results, weight, self.scorer.grader.name)
 
     def __enter__(self) -> Self:
         return self

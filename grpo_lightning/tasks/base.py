@@ -13,7 +13,7 @@ class Task(ABC):
     """A source of questions. The splits do not overlap, and a split is the same at every call."""
 
     judge: ClassVar[str | None] = None
-    """The reward that decides what is right in validation: its class, by name or import path. None: nothing is known.
+    """The grader, the reward that decides what is right: its class, by name or import path. None: nothing is known.
 
     It is made without arguments; `model.validation.judge` overrides it."""
 

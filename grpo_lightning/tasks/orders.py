@@ -29,7 +29,7 @@ class QuestionOrder(Stateful, ABC):
         """Learns from a step as its rollouts are taken; returns metrics of the order by their whole names.
 
         Args:
-            rewards: What decides what is right, of the completions of each id, by rising ids. NaN: scoring failed.
+            rewards: The grader's values of the completions of each id, by rising ids. NaN: scoring failed.
         """
         return {}
 

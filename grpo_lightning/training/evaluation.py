@@ -37,11 +37,14 @@ class Validation:
     """Validation, test and prediction: what they draw, and who decides what is right.
 
     Args:
-        judge: The reward that decides, whatever is trained; it is no part of the total. None is that of the task:
-            `MathVerifier` for `Arithmetic`, for instance. A task that names none is judged by `correct`.
+        judge: The grader: the reward that decides, in training too, whatever is trained; it is no part of the total.
+            None is that of the task: `MathVerifier` for `Arithmetic`, for instance. Where a task names none, it is
+            `correct`. One that costs money or much time, such as `JudgeReward`, grades training only if it is among
+            the rewards.
         samples: k of avg@k, pass@k and maj@k.
         sampling: Settings of `model.sampling` that these stages override. None: the same as in training.
-        correct: Name of the reward that decides what is right in the statistics of training. None is the first.
+        correct: Name of the reward that decides what is right in training, in place of the grader. None is the grader;
+            where there is none, or it is too dear, it is the first.
     """
 
     judge: Reward | None = None

@@ -131,11 +131,13 @@ class GRPOModule(EvaluatingModule):
         return [kind() for kind in (WholeSteps, StepReport) if kind not in present and GRPOLoop in present]
 
     def connect(self, data: Any) -> None:
-        """Takes over how the data's prompts are sampled, and the judge of its task where `validation` has none."""
+        """Takes over how the data's prompts are sampled, and the grader of its task where `validation` has none."""
         if not hasattr(data, "train_loader"):
             raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
         self.evaluation.judge_by(self.validation.judge or data.task.judge)
+        if self.validation.correct is None:
+            self.explorer.scorer.grade_by(self.evaluation.judge)
         for name, validation in data.validations.items():
             if name not in self.named:
                 self.named[name] = validation.evaluation(self.explorer, self.sampling)

@@ -1,5 +1,6 @@
 """The report of a step over all ranks: what it took, and what came of it; reward/, rollout/, time/ and perf/."""
 
+import logging
 import math
 import resource
 import statistics
@@ -13,16 +14,19 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
 
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Step
 from grpo_lightning.maths.advantages import has_spread
-from grpo_lightning.maths.metrics import RIGHT_ABOVE
+from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.training import internals
 from grpo_lightning.types import Status
+
+log = logging.getLogger(__name__)
 
 MAXIMA = ("policy/ratio_max", "policy/logp_gap")
 
@@ -37,13 +41,15 @@ class StepReport(Callback):
         self._between = 0.0
         """Seconds of validation before its last update so far: `trainer.val_check_interval` puts it between updates."""
         self._ended: float | None = None  # when the last step had ended; None before the first of this start
+        self._has_warned = False
+        """Whether it was said what is taken for right where no grader says 0 or 1."""
         self._rates: set[str] = set()
         """The fractions that are logged as 0 where nothing happens: once they have been above it."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forgets what an earlier fit has logged."""
         if stage == "fit":
-            self._rates, self._ended = set(), None
+            self._rates, self._ended, self._has_warned = set(), None, False
             self.remarks.clear()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,6 +77,7 @@ class StepReport(Callback):
         """Logs the step."""
         loop = GRPOLoop.find(trainer)
         step, exploration = loop.current_step, loop.current_step.exploration
+        self._warn_of_bound(exploration)
         begun, self._ended = self._ended or step.started, perf_counter()
         optimise = step.updated - self._began - self._between
         seconds = {"optimise": optimise, "step": optimise + step.prepared - step.started, "wall": self._ended - begun}
@@ -107,6 +114,18 @@ class StepReport(Callback):
             observer.reported(metrics)
         # Callbacks after this one may look at the exploration; the packs are what takes memory.
         step.packs.clear()
+
+    def _warn_of_bound(self, exploration: Exploration) -> None:
+        """Says once what is taken for right if the grader has other values than 0 and 1."""
+        if self._has_warned or exploration.scores.are_verdicts:
+            return
+        self._has_warned = True
+        rank_zero_only(log.warning)(
+            f"what is right in training is decided by {with_bound(str(exploration.scores.correct))}. It has other "
+            "values than 0 and 1, so that statistics of training, the inspector and orders of questions may call right "
+            "answers wrong. Name a grader: model.validation.judge, such as MathVerifier; one that costs money or much "
+            "time must be among the rewards too, with weight 0"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The fractions that have been logged."""
@@ -155,13 +174,13 @@ class StepStatistics:
         group = torch.arange(len(total)) // group_size
         for spread in has_spread(total, group, -(-len(total) // group_size)).tolist():
             step.add("reward/zero_spread", not spread)
-        for sample, value in zip(samples, scores.main.value, strict=True):
-            length, right = len(sample.token_ids), value > RIGHT_ABOVE
+        for row, sample in enumerate(samples):
+            length, is_right = len(sample.token_ids), scores.is_right(row)
             step.add("rollout/length_mean", length)
             step.add("rollout/truncated", sample.truncated)
-            if not math.isnan(value):
-                step.add(f"rollout/length_{'right' if right else 'wrong'}", length)
-                step.add("rollout/right_and_finished", right and not sample.truncated)
+            if is_right is not None:
+                step.add(f"rollout/length_{'right' if is_right else 'wrong'}", length)
+                step.add("rollout/right_and_finished", is_right and not sample.truncated)
             if (talk := sample.conversation) is not None:
                 found = {"turns": len(talk.ends), "branches": max(0, len(talk.pieces) - 1), "given": talk.num_given}
                 found |= {"calls": talk.num_calls, "failed_calls": talk.num_failed_calls}

@@ -171,7 +171,7 @@ class Judged(Echo):
     judge = "training.test_evaluation.Short"
 
 
-def test_training_knows_nothing_of_the_judge(tmp_path: Path) -> None:
+def test_nothing_is_learned_from_the_judge(tmp_path: Path) -> None:
     runs = {}
     for name, task in (("without", Echo()), ("with", Judged())):
         data = TaskData(task, val_batch_size=5)
@@ -180,7 +180,9 @@ def test_training_knows_nothing_of_the_judge(tmp_path: Path) -> None:
     (one, weights), (other, judged) = runs["without"], runs["with"]
     assert all(torch.equal(weights[key], judged[key]) for key in weights)
     changed = {name for name in one | other if one.get(name) != other.get(name)}
-    assert changed == {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2", "val/ci95"}
+    of_validation = {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2", "val/ci95"}
+    of_training = {"rollout/length_right", "rollout/length_wrong", "rollout/right_and_finished"}
+    assert changed == of_validation | of_training | {f"reward/short/{name}" for name in ("mean", "std", "ok")}
 
 
 @pytest.mark.parametrize("judge", [None, Counted("")])

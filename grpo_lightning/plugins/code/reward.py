@@ -48,6 +48,7 @@ class CodeReward(Reward):
     """
 
     scores_early = True
+    grades_cheaply = False
 
     def __init__(
         self,

@@ -96,9 +96,9 @@ class Demonstrations(Synchronous):
         samples = [*(drawn.samples if drawn else ()), *shown]
         weight = {reward.name: reward.weight for reward in run.explorer.scorer.rewards if reward.weight != 0}
         unscored = RewardResult([math.nan] * len(shown), [STATUS] * len(shown))
-        results = {reward.name: unscored for reward in run.explorer.scorer.rewards}
+        results = {reward.name: unscored for reward in run.explorer.scorer.all_rewards}
         total = [math.nan if self.reward is None else self.reward] * len(shown)
-        scores = Scores(total, results, weight, run.explorer.scorer.correct)
+        scores = Scores(total, results, weight, run.explorer.scorer.grader.name)
         scores = Scores.concat([drawn.scores, scores]) if drawn else scores
         # Group after group: those drawn, then those shown.
         first, count = len(samples) - len(shown), len(prompts)

@@ -11,7 +11,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.plugins.inspect.configs import earlier, flat, merged, shown
+from grpo_lightning.rewards.base import VERDICTS
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import FIRST_LOOK
@@ -90,12 +92,15 @@ def charts(module: GRPOModule, validates: bool) -> dict[str, list[str]]:
         ]
         for name, one in module.evaluations.items()
     }
+    scorer = module.explorer.scorer
+    # What values another reward has is not known before the first step.
+    grader = scorer.grader.name if type(scorer.grader).__name__ in VERDICTS else with_bound(scorer.grader.name)
     found = {
         "reward": ["reward/mean"],
         **(validations if validates else {}),
         "length, in tokens": ["rollout/length_mean", *(["val/length"] if validates else [])],
-        "length, right and wrong": ["rollout/length_right", "rollout/length_wrong"],
-        "right and finished, truncated": ["rollout/right_and_finished", "rollout/truncated"],
+        f"length, right and wrong by {grader}": ["rollout/length_right", "rollout/length_wrong"],
+        f"right by {grader} and finished, truncated": ["rollout/right_and_finished", "rollout/truncated"],
         "KL, in nats per token": [*(["policy/kl_ref"] if module.reference is not None else []), "policy/kl_old"],
         "clipped fraction of tokens": ["policy/clip_low", "policy/clip_high"],
         "entropy, in nats per token": ["policy/entropy"],

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grpo_lightning.maths.advantages import has_spread
-from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.inspect import record
 from grpo_lightning.plugins.inspect.pieces import decode, pieces_of, vocabulary_of
@@ -126,7 +125,7 @@ def completion_record(
         text=sample.text,
         finish_reason=str(sample.finish_reason),
         reward=none_if_nan(scores.total[index]),
-        right=None if math.isnan(main.value[index]) else main.value[index] > RIGHT_ABOVE,
+        right=scores.is_right(index),
         scores={name: none_if_nan(value) for name, (value, _) in parts.items()},
         statuses={name: str(status) for name, (_, status) in parts.items()},
         answer=main.answer[index] if main.answer else None,

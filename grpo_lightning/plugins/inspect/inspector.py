@@ -148,7 +148,7 @@ class Inspector(Callback, Observer):
             temperature=module.sampling.temperature,
             val_temperature=self._followed.temperature,
             rewards=[reward.name for reward in scorer.rewards],
-            correct=scorer.correct,
+            correct=scorer.grader.name,
             groups=groups,
         )
         disk.write_whole(path_of(folder, step), "".join(line + "\n" for line in record.lines()))

@@ -16,7 +16,7 @@ from markupsafe import escape
 
 from grpo_lightning.plugins.inspect.configs import changes_of, read_config, starts_of
 from grpo_lightning.plugins.inspect.markup import ASSETS, check_out, filled, source_of, write_page
-from grpo_lightning.plugins.inspect.record import FOLDER, read_file, recorded
+from grpo_lightning.plugins.inspect.record import FOLDER, name_bounds, read_file, recorded
 from grpo_lightning.plugins.inspect.scalars import Scalars, read_scalars, validation_names
 from grpo_lightning.types import at_least
 
@@ -63,6 +63,7 @@ class RunData:
         for file in files:
             try:
                 record = read_file(file)
+                name_bounds(record)
                 steps[record.step] = record.lines()
             except ValueError as error:
                 notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}.")

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 
+from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.types import UsageError, require
 
 Array = np.ndarray
@@ -173,6 +174,16 @@ class StepRecord:
         if head["format"] != FORMAT:
             raise ValueError(f"its format is {head['format']!r}, not {FORMAT}")
         return unpack(cls, head | {"groups": groups})
+
+
+def name_bounds(record: StepRecord) -> None:
+    """Adds to the name of each grader that gave other values than 0 and 1 what was taken for right: `reward > 0.5`."""
+    completions = [completion for group in record.groups for completion in group.completions]
+    values = {(completion.judge, completion.scores.get(completion.judge)) for completion in completions}
+    bounded = {name for name, value in values if value not in (None, 0, 1)}
+    for completion in completions:
+        if completion.judge in bounded:
+            completion.judge = with_bound(completion.judge)
 
 
 def pack(value: Any, name: str = "") -> Any:

@@ -54,5 +54,6 @@ def main(args: Sequence[str] | None = None) -> int:
 | right | {counts[True, True]} | {counts[True, False]} |
 | wrong | {counts[False, True]} | {counts[False, False]} |
 
-agreement {equal:.3f}, Cohen's kappa {kappa:.3f}, {len(values) - counts.total()} of {len(values)} not judged""")
+agreement {equal:.3f}, Cohen's kappa {kappa:.3f}, {len(values) - counts.total()} of {len(values)} not judged
+A judge's score above 0.5, of 0 to 1, counts as right.""")
     return 0

@@ -55,6 +55,7 @@ class JudgeReward(Reward):
     """
 
     scores_early = True
+    grades_cheaply = False
 
     def __init__(
         self,

@@ -58,6 +58,8 @@ class LearnedReward(Reward):
         dtype: Type of its weights; train it in float32.
     """
 
+    grades_cheaply = False
+
     def __init__(
         self,
         path: str,

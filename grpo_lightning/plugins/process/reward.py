@@ -105,6 +105,8 @@ class ProcessReward(Reward):
         max_segments: Largest number of segments per completion; the last one takes the rest.
     """
 
+    grades_cheaply = False
+
     def __init__(
         self,
         scorer: SegmentScorer,

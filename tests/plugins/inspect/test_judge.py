@@ -1,5 +1,6 @@
-"""One judge of validation for runs with different rewards, through the command line."""
+"""One judge for runs with different rewards, through the command line."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from helpers.command import OPTIONS, Grpo
 from helpers.fitting import scalars
-from helpers.inspecting import completions_of
+from helpers.inspecting import completions_of, groups_of
 
 from grpo_lightning.plugins.inspect import report
 from grpo_lightning.plugins.inspect.record import read
@@ -80,8 +81,14 @@ def test_the_saved_run_names_the_judge(folder: Path) -> None:
     (record, *_) = read(folder / "form")
     validation = completions_of(record, "validation")
     assert {one.judge for one in validation} == {"math_verifier"} and "math_verifier" in validation[0].scores
-    training = completions_of(read(folder / "form")[-1])
-    assert {one.judge for one in training} == {"format_reward"} and training[0].scores.keys() == {"format_reward"}
+    for name in REWARDS:
+        for group in groups_of(read(folder / name)[-1]):
+            for one in group.completions:
+                assert one.judge == "math_verifier" and one.scores.keys() >= {"math_verifier"}
+                assert one.right == (one.text.strip() == group.gold) == (one.scores["math_verifier"] == 1)
+    table = [json.loads(line) for line in (folder / "brief" / "completions.jsonl").read_text().splitlines()]
+    assert {row["scores"]["math_verifier"] for row in table} <= {0.0, 1.0}
+    assert all(row["scores"].keys() == {"brief", "math_verifier"} for row in table)
 
 
 @pytest.mark.usefixtures("arms")

@@ -84,7 +84,7 @@ function drawHead(group, note) {
   const facts = [];
   const ofStep = note === undefined;
   if (ofStep && isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, `${rewardName(group)} `, h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
-  if (ofStep && group.kind === "validation") facts.push(h("span", {}, countRight(group), group.completions[0].judge ? ` by ${group.completions[0].judge}` : ""));
+  if (ofStep && group.completions.length) facts.push(h("span", {}, countRight(group), group.completions[0].judge ? ` by ${group.completions[0].judge}` : ""));
   if (ofStep && group.kind === "train") facts.push(h("span", { title: MOVED_ABOUT }, "moved ", h("b", {}, number(movement(group))), " nats per token"));
   if (group.source) facts.push(h("span", { title: "where the question comes from: data set and row" }, oneLine(group.source, 60)));
   if (note) facts.push(h("span", {}, note));

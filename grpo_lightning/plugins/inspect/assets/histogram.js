@@ -99,7 +99,7 @@ function drawHistogram() {
   picture.append(svg("line", { class: "axis", x1: x(domain[0]), x2: x(domain[1]), y1: HISTOGRAM.middle, y2: HISTOGRAM.middle }));
   const note = (some, sign, word, y) => some.length && picture.append(svg("text", { class: "side", x: 2, y }, `${sign} ${word}  mean ${quantity.text(mean(some))}`));
   note(right, "✓", "right", 10);
-  note(others, "✗", "wrong", 2 * HISTOGRAM.middle - 4);
+  note(others, "✗", completions.some((one) => one.right === null) ? "wrong or not judged" : "wrong", 2 * HISTOGRAM.middle - 4);
   drawAxis(picture, quantity, scale, domain, x);
   const range = brushRange();
   if (range) {
