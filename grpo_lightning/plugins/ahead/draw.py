@@ -1,14 +1,16 @@
 """A step's completions, drawn in a thread while an earlier step is trained."""
 
 import logging
+from collections.abc import Sequence
 from contextlib import closing
-from itertools import chain
 from threading import Thread
 from time import perf_counter
 from typing import Any
 from zlib import crc32
 
+import torch
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
@@ -19,7 +21,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS, END_SECONDS = 0.1, 30.0
 NUMBERS = ("step", "begun", "version")  # of a draw, in a checkpoint
-NAMES = ("text", "token_ids", "stop_string", "logp", "versions")  # of a sample there
+NAMES = ("text", "stop_string")  # of a sample there
+DTYPES = {"token_ids": torch.int64, "logp": torch.float64, "versions": torch.int64}  # of its tokens there
 
 
 class Draw(Thread):
@@ -71,29 +74,31 @@ class Draw(Thread):
             raise self._error
 
     def state_dict(self) -> dict[str, Any]:
-        """The completions of all ranks as plain values. Every rank must call it."""
-        rounds_of_rank = [[_packed(sample) for sample in samples] for samples in self.rounds.values()]
-        rounds_of_ranks = zip(*ranks.gather(rounds_of_rank), strict=True)
-        rows_by_round = [[*chain.from_iterable(rows_by_rank)] for rows_by_rank in rounds_of_ranks]
-        rounds = [(ids.start, ids.stop, rows) for ids, rows in zip(self.rounds, rows_by_round, strict=True)]
+        """The completions of all ranks as plain values and flat tensors. Every rank must call it."""
+        by_rank = ranks.gather([packed(samples) for samples in self.rounds.values()])
+        rounds = [
+            {
+                "ids": (ids.start, ids.stop),
+                "rows": [row for rows, _ in of_ranks for row in rows],
+                "tokens": {name: torch.cat([tokens[name] for _, tokens in of_ranks]) for name in DTYPES},
+            }
+            for ids, of_ranks in zip(self.rounds, zip(*by_rank, strict=True), strict=True)
+        ]
         return {name: getattr(self, name) for name in NUMBERS} | {"rounds": rounds}
 
     @classmethod
     def from_state(cls, inputs: SourceInputs, state: dict[str, Any]) -> "Draw | None":
         """The draw that `state_dict` described, for any number of ranks; None if prompts or group size are others."""
-        rounds = {range(start, stop): rows for start, stop, rows in state["rounds"]}
-        draw = cls(inputs, next(iter(rounds)), *(state[name] for name in NUMBERS))
+        rounds = state["rounds"]
+        if not all(isinstance(round, dict) for round in rounds):  # of an earlier version
+            return None
+        draw = cls(inputs, range(*rounds[0]["ids"]), *(state[name] for name in NUMBERS))
         draw.is_settled = True
-        for ids, rows in rounds.items():
+        for round in rounds:
+            ids = range(*round["ids"])
             prompts = draw._prompts if ids == draw.ids else inputs.data.ask(ids)
-            prompts_of_rows = [
-                (row, prompt)
-                for prompt in prompts
-                for row in rows
-                if (row["id"], row["prompt"]) == (prompt.id, mark(prompt))
-            ]
-            draw.rounds[ids] = [_unpacked(row, prompt) for row, prompt in prompts_of_rows]
-            if len(prompts_of_rows) != len(prompts) * inputs.group_size:
+            draw.rounds[ids] = unpacked(round["rows"], round["tokens"], prompts)
+            if len(draw.rounds[ids]) != len(prompts) * inputs.group_size:
                 return None
         return draw if len(draw.ids) == inputs.prompts_per_step else None
 
@@ -112,11 +117,33 @@ def mark(prompt: Prompt) -> int:
     return crc32(repr([*prompt.token_ids]).encode())
 
 
-def _packed(sample: Sample) -> dict[str, Any]:
-    plain = {name: getattr(sample, name) for name in NAMES}
-    return plain | {"id": sample.prompt.id, "prompt": mark(sample.prompt), "finish_reason": str(sample.finish_reason)}
+def packed(samples: Sequence[Sample]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Samples as plain values, and the numbers of all their tokens end to end, of which a row has the counts."""
+    rows = []
+    for sample in samples:
+        row = {name: getattr(sample, name) for name in (*NAMES, *DTYPES)}
+        row |= {name: None if row[name] is None else len(row[name]) for name in DTYPES}
+        prompt = {"id": sample.prompt.id, "prompt": mark(sample.prompt)}
+        rows.append(row | prompt | {"finish_reason": str(sample.finish_reason)})
+    # One tensor for all: lists of millions of numbers take minutes to read, and a tensor per sample is many records.
+    tokens = {
+        name: torch.tensor([value for sample in samples for value in getattr(sample, name) or ()], dtype=dtype)
+        for name, dtype in DTYPES.items()
+    }
+    return rows, tokens
 
 
-def _unpacked(row: dict[str, Any], prompt: Prompt) -> Sample:
-    plain = {name: row[name] for name in NAMES}
-    return Sample(prompt=prompt, finish_reason=FinishReason(row["finish_reason"]), **plain)
+def unpacked(rows: Sequence[dict[str, Any]], tokens: dict[str, Tensor], prompts: Sequence[Prompt]) -> list[Sample]:
+    """The samples of some prompts, prompt by prompt, from those of all ranks."""
+    parts = {name: values.split([row[name] or 0 for row in rows]) for name, values in tokens.items()}
+    indices_by_prompt: dict[tuple[int, int], list[int]] = {}
+    for index, row in enumerate(rows):
+        indices_by_prompt.setdefault((row["id"], row["prompt"]), []).append(index)
+
+    def sample_of(prompt: Prompt, index: int) -> Sample:
+        row = rows[index]
+        plain = {name: row[name] for name in NAMES}
+        plain |= {name: None if row[name] is None else parts[name][index].tolist() for name in DTYPES}
+        return Sample(prompt=prompt, finish_reason=FinishReason(row["finish_reason"]), **plain)
+
+    return [sample_of(one, index) for one in prompts for index in indices_by_prompt.get((one.id, mark(one)), ())]

@@ -43,8 +43,11 @@ class Stream(Ahead):
     def next(self, step: int) -> Exploration:
         exploration = super().next(step)
         if self.depth > 1:
-            lags = [step - self._begun[int(version)] for version in exploration.rollouts.columns[VERSION]]
-            totals, counts, largest = zip(*ranks.gather((sum(lags), len(lags), max(lags, default=0))), strict=True)
+            versions, num_tokens = exploration.rollouts.columns[VERSION].unique(return_counts=True)
+            lags = [step - self._begun[int(version)] for version in versions.tolist()]
+            total_lag = sum(lag * count for lag, count in zip(lags, num_tokens.tolist(), strict=True))
+            lag_of_rank = total_lag, int(num_tokens.sum()), max(lags, default=0)
+            totals, counts, largest = zip(*ranks.gather(lag_of_rank), strict=True)
             exploration.metrics["rollout/lag"] = sum(totals) / max(1, sum(counts))
             exploration.metrics["rollout/lag_max"] = max(largest)
         return exploration

@@ -18,7 +18,12 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.types import at_least, require
 
-CHUNK_ELEMENTS = 2**23  # logits of each model held at once: 32 MiB of float32, and a few times as much beside them
+CHUNK_ELEMENTS = 2**23
+"""Fewest logits of each model in one of several chunks: 32 MiB of float32, and a few times as much beside them.
+
+glibc maps what is at least so large, and gives it back at once. What is a little smaller stays in a heap whose holes
+do not fit the next chunk: with a vocabulary of 152k a run took 4.9 GiB instead of 1.9.
+"""
 IMPOSSIBLE = -1e4  # logits are no lower, so that a token which both models exclude adds 0
 
 
@@ -75,11 +80,11 @@ class FullVocabulary(KLEstimator):
         for states in theirs:
             mine = hidden if states.tokens is None else hidden[states.tokens]
             of_chunk = partial(self._of_chunk, head, states.head, temperature * self.temperature)
-            rows = max(1, CHUNK_ELEMENTS // head.vocab_size)
-            twice = torch.is_grad_enabled() and len(mine) > rows
+            num_chunks = max(1, len(mine) // math.ceil(CHUNK_ELEMENTS / head.vocab_size))
+            twice = torch.is_grad_enabled() and num_chunks > 1
             chunks = [
                 checkpoint(of_chunk, *pair, use_reentrant=False) if twice else of_chunk(*pair)
-                for pair in zip(mine.split(rows), states.hidden.split(rows), strict=True)
+                for pair in zip(mine.tensor_split(num_chunks), states.hidden.tensor_split(num_chunks), strict=True)
             ]
             values = torch.cat(chunks)
             found = values if states.tokens is None else found.index_put((states.tokens,), values)

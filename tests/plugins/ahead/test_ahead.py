@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.elsewhere import Elsewhere, ScriptedElsewhere
 from helpers.fitting import Digits, EarlyDigits, checkpoint_of, fit, resumes_exactly, scalars
-from helpers.tiny import read_policy
+from helpers.tiny import prompts_of, read_policy
 from helpers.vllm_server_stand_in import StandIn
 
 from grpo_lightning import Proximal, StaleSource, VLLMServerEngine
@@ -17,10 +17,11 @@ from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.ahead.ahead import Ahead
+from grpo_lightning.plugins.ahead.draw import packed, unpacked
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import FinishReason, Sample, UsageError
 
 NATIVE = "native"
 JOINS = {"limit_val_batches": 1, "check_val_every_n_epoch": 3, "enable_checkpointing": True}
@@ -121,7 +122,24 @@ def test_a_resumed_run_has_what_was_drawn(loop: dict[str, Any], tmp_path: Path) 
     )
     (drawn,) = checkpoint_of(tmp_path / "cut")["callbacks"]["GRPOLoop"]["source"]["draws"]
     assert (drawn["step"], drawn["begun"], drawn["version"]) == (4, 3, 3)
-    assert len(drawn["rounds"][0][2]) == 16
+    assert len(drawn["rounds"][0]["rows"]) == 16
+
+
+def test_samples_in_a_checkpoint_are_flat_tensors_and_come_back_by_prompt() -> None:
+    prompts, end = prompts_of([3, 2]), FinishReason.STOP
+    samples = [
+        Sample(prompts[0], "a", [7, 8], end, logp=[-0.1, -1e-17], versions=[3, 4]),
+        Sample(prompts[1], "b", [9], end),
+        Sample(prompts[0], "c", [6], end, "c", logp=[-2.0], versions=[2**40]),
+    ]
+    rows, tokens = packed(samples)
+    assert {name: values.tolist() for name, values in tokens.items()} == {
+        "token_ids": [7, 8, 9, 6],
+        "logp": [-0.1, -1e-17, -2.0],
+        "versions": [3, 4, 2**40],
+    }
+    assert unpacked(rows, tokens, prompts) == [samples[0], samples[2], samples[1]]
+    assert unpacked(rows, tokens, prompts[1:]) == samples[1:2]
 
 
 def test_the_inspector_has_the_version_of_each_token(tmp_path: Path) -> None:

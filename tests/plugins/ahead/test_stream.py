@@ -68,7 +68,8 @@ def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
     assert [draw["step"] for draw in draws] == [steps, steps + 1, steps + 2]
     # It goes on from there.
     explored += explorations(steps + rest, ckpt_path="last")
-    assert explored[steps].samples[0].token_ids == draws[0]["rounds"][0][2][0]["token_ids"]
+    samples = explored[steps].samples
+    assert [id for one in samples for id in one.token_ids] == draws[0]["rounds"][0]["tokens"]["token_ids"].tolist()
     ids = [sample.prompt.id for exploration in explored for sample in exploration.samples]
     assert ids == [id for id in range(4 * (steps + rest)) for _ in range(4)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.fitting import Gradients, Minibatches, Steps, fit, relative, resumes_exactly, scalars
-from helpers.tiny import policy_of
+from helpers.tiny import policy_of, rollouts_of
 from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
@@ -18,7 +18,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Reinforce
 from grpo_lightning.maths.weightings import FixedLength, SequenceMean, TokenMean
 from grpo_lightning.plugins.demonstrations.source import Demonstrations
-from grpo_lightning.plugins.demonstrations.surrogates import CHORD, DEMONSTRATED, LUFFY
+from grpo_lightning.plugins.demonstrations.surrogates import CHORD, DEMONSTRATED, EMPHASIS, LUFFY
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import Question, UsageError
@@ -157,6 +157,18 @@ def test_without_demonstrations_both_are_the_surrogate_that_they_hold() -> None:
     expected = Clipped()(logp, old_logp, rollouts).value
     for surrogate in (LUFFY(), CHORD()):
         assert torch.equal(surrogate(logp, old_logp, rollouts).value, expected)
+
+
+@pytest.mark.parametrize(
+    ("bound", "advantage", "ratio", "clip_high"),
+    [("clipped_high", 1.0, 1.9, 0.2), ("clipped_low", -1.0, 0.1, 0.2), ("unreachable", 1.0, 1.0, 1.5)],
+)
+def test_no_bound_counts_tokens_of_demonstrations(bound: str, advantage: float, ratio: float, clip_high: float) -> None:
+    rollouts, old_logp = rollouts_of([2, 2]), torch.full((4,), 0.5).log()
+    rollouts.advantage = torch.full((4,), advantage)
+    rollouts.add_columns({DEMONSTRATED: torch.tensor([0.0, 0.0, 1.0, 1.0]), EMPHASIS: torch.ones(4)})
+    result = LUFFY(Clipped(0.2, clip_high))(old_logp + math.log(ratio), old_logp, rollouts)
+    assert getattr(result, bound).tolist() == [True, True, False, False]
 
 
 def test_mu_follows_a_half_cosine() -> None:

@@ -79,7 +79,7 @@ def by_a_loop(kl: FullVocabulary, mine: list[float], its: list[float], temperatu
     return kl.temperature**2 * value, [scale * a * (s - mean) for a, s in zip(p, slope, strict=True)]
 
 
-@pytest.mark.parametrize("chunk", [64 * TOKENS, 64 * 3, 1])
+@pytest.mark.parametrize("chunk", [64 * TOKENS, 64 * 2, 1])
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_value_and_gradient_are_those_of_a_loop_in_float64(
     options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +115,20 @@ def test_no_tensor_has_all_tokens_and_the_whole_vocabulary(monkeypatch: pytest.M
     with Largest() as largest:
         FullVocabulary().compare(hidden, head, [States(torch.randn(200, WIDTH), its_head)], 1.0).sum().backward()
     assert largest.elements == 200 * 32 < 64 * 200
+
+
+def test_chunks_are_no_smaller_than_what_glibc_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(self: FullVocabulary, head: Any, its_head: Any, temperature: float, mine: Any, its: Any) -> torch.Tensor:
+        rows.append(len(mine))
+        return mine.sum(1)
+
+    assert module.CHUNK_ELEMENTS * 4 >= 2**25  # glibc's largest DEFAULT_MMAP_THRESHOLD
+    rows: list[int] = []
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64 * 20 + 1)
+    monkeypatch.setattr(FullVocabulary, "_of_chunk", note)
+    (head, its_head), _ = heads(), states()
+    FullVocabulary().compare(torch.randn(50, 32), head, [States(torch.randn(50, WIDTH), its_head)], 1.0)
+    assert rows == [25, 25]
 
 
 def test_tokens_that_no_model_writes_add_nothing() -> None:

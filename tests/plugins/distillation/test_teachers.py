@@ -92,6 +92,9 @@ def test_the_policy_teaches_itself_from_another_prompt() -> None:
         of_pack = torch.cat([expected.split(LENGTHS)[3], expected.split(LENGTHS)[1]])
         torch.testing.assert_close(teacher(policy, pack), of_pack, rtol=0, atol=2e-6)
         assert teacher(policy, idle_pack(1.0)).isfinite().all()
+        teacher_of_none = SelfTeacher()
+        teacher_of_none.begin(policy, [])  # on a rank without samples
+        assert teacher_of_none(policy, idle_pack(1.0)).isfinite().all()
     copy = FrozenCopy()
     copy.refresh(policy)
     by_copy = SelfTeacher("{question}is{answer}{hint}", snapshot=copy)

@@ -87,6 +87,15 @@ def test_a_share_that_is_no_whole_number_is_exact_over_the_batches():
     assert [old for _, old in batches[:10]] == [1, 2, 1, 2, 2] * 2
 
 
+def test_a_product_just_below_a_whole_number_and_a_short_last_batch():
+    assert 100 * 0.29 < 29
+    batches = mixed(groups(142, 1), groups(50, 0), 100, 0.29, Random(0))
+    assert [(len(batch), old) for batch, old in batches] == [(100, 29), (100, 29)]
+    # Of the last batch, too, one half is history.
+    batches = mixed(groups(5, 1), groups(50, 0), 4, 0.5, Random(0))
+    assert [(len(batch), old) for batch, old in batches] == [(4, 2), (4, 2), (2, 1)]
+
+
 # Labelled completions: balance, files
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lightning import Clipped, Objective, Reinforce, Rollouts
 from grpo_lightning.maths.corrections import Correction, NoCorrection, TruncatedRatio
 from grpo_lightning.maths.mismatch import Mismatch
-from grpo_lightning.plugins.methods.mismatch_masks import GeometricMask, ProbabilityGap, RatioMask, SequenceMask
+from grpo_lightning.plugins.methods.mismatch_masks import GeometricMask, ProbabilityGap, RatioMask, SequenceMask, kept
 
 
 def far_rollouts(seed: int = 0) -> Rollouts:
@@ -55,6 +55,11 @@ def test_factors_by_hand() -> None:
     assert by_hand(ProbabilityGap()) == pytest.approx([0, 0.5, 1, 6])
     assert by_hand(ProbabilityGap(), advantage=-1) == pytest.approx([4, 0, 1, 6])
     assert by_hand(ProbabilityGap(0.05)) == pytest.approx([0, 0.5, 1, 0])
+
+
+def test_a_ratio_that_is_no_number_is_not_masked() -> None:
+    masked = kept(torch.tensor([math.nan, 0.4, 0.5, 5.0, 5.1]), low=0.5, high=5.0)
+    assert masked[0].isnan() and masked[1:].tolist() == [0, 0.5, 5, 0]
 
 
 @pytest.mark.parametrize("cls", members(Correction), ids=lambda cls: cls.__name__)

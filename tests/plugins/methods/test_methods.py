@@ -16,13 +16,16 @@ from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.maxrl import MaxRL
 from grpo_lightning.plugins.methods.mismatch_masks import ProbabilityGap
+from grpo_lightning.plugins.methods.off_policy_mask import OffPolicyMask
+from grpo_lightning.plugins.methods.vespo import VESPO
 
 
 def test_maxrl_by_hand():
     # Means 1/4 and 1: (1 - 1/4) / (1/4) = 3, -1; (2 - 1) / 1 and -1.
     assert of(MaxRL(), [1, 0, 0, 0, 2, 0], [0, 0, 0, 0, 1, 1]) == [3, -1, -1, -1, 1, -1]
-    # Nobody right, everybody right, a mean that is not above 0, a failure.
+    # Nobody right, everybody right, means that are not above 0, a failure.
     assert of(MaxRL(), [0, 0, 1, 1, 1, -1, 1, 0, math.nan], [0, 0, 1, 1, 2, 2, 3, 3, 3]) == [0] * 6 + [1, -1, 0]
+    assert of(MaxRL(), [-1, -3]) == [0, 0]
 
 
 def test_the_gradient_of_maxrl_goes_to_that_of_maximum_likelihood():
@@ -36,15 +39,17 @@ def test_the_gradient_of_maxrl_goes_to_that_of_maximum_likelihood():
 
 def test_dppo_by_total_variation_by_hand():
     # Good tokens: 0.1 -> 0.29 and 0.31, 0.9 -> 0.99: only the second has moved more than 0.2, and no ratio decides.
-    ratio, old = [2.9, 3.1, 1.1], [0.1, 0.1, 0.9]
-    result, gradient = by_hand(DPPO(), [1, 1, 1], [1.0, 1.0, 1.0], ratio, old)
-    assert gradient.tolist() == pytest.approx([2.9, 0, 1.1])
-    assert result.clipped_high.tolist() == [False, True, False]
-    assert result.unreachable.tolist() == [False, False, True]
+    # From 0.78 on there are 0.22 left.
+    ratio, old, member = [2.9, 3.1, 1.1, 1.0], [0.1, 0.1, 0.9, 0.78], DPPO(low=0.25)
+    result, gradient = by_hand(member, [1] * 4, [1.0] * 4, ratio, old)
+    assert gradient.tolist() == pytest.approx([2.9, 0, 1.1, 1.0])
+    assert result.clipped_high.tolist() == [False, True, False, False]
+    assert result.unreachable.tolist() == [False, False, True, False]
     # Bad: 0.9 -> 0.63 is left alone, though a ratio of 0.7 is hardly far; 0.1 -> 0.01 pushes on. Up again is free.
-    result, gradient = by_hand(DPPO(), [1, 1, 1], [-1.0, -1.0, -1.0], [0.7, 0.1, 5.0], [0.9, 0.1, 0.1])
-    assert gradient.tolist() == pytest.approx([0, -0.1, -5.0])
-    assert result.clipped_low.tolist() == [True, False, False]
+    # 0.9 -> 0.68 is under the bound of bad tokens, and would be over that of good ones.
+    result, gradient = by_hand(member, [1] * 4, [-1.0] * 4, [0.7, 0.1, 5.0, 0.75], [0.9, 0.1, 0.1, 0.9])
+    assert gradient.tolist() == pytest.approx([0, -0.1, -5.0, -0.75])
+    assert result.clipped_low.tolist() == [True, False, False, False]
     # Truncated: 0.01 -> 0.3 in steps that may not count more than 4 times.
     _, gradient = by_hand(DPPO(high=0.5, cap=4.0), [1], [2.0], [30.0], 0.01)
     assert gradient.tolist() == [8.0]
@@ -88,6 +93,21 @@ def test_gmpo_by_hand():
     assert result.clipped_low.tolist() == [True, False, False, False]
     result, _ = by_hand(GMPO(), [1], [1.0], [1.0], old=0.7)  # e^0.4 * 0.7 = 1.04
     assert result.unreachable.all()
+    assert not by_hand(GMPO(), [1], [-1.0], [1.0], old=0.7)[0].unreachable.any()
+
+
+def test_vespo_weighs_a_completion_far_below_as_one_at_a_hundred_millionth():
+    # W of 1e-8 and of 1e-30, each in two tokens of a good completion: W^2 e^(3 (1 - W)), and never less.
+    _, gradient = by_hand(VESPO(), [2, 2], [1.0, 1.0], [1e-4, 1e-4, 1e-15, 1e-15])
+    assert gradient.tolist() == pytest.approx([1e-16 * math.exp(3)] * 4, rel=1e-4, abs=0)
+
+
+def test_a_bad_completion_that_is_masked_is_clipped_low_alone():
+    # log(π_old/π_θ) is -log 4 and log 100, 1.6 on average; the ratio of 4 alone would be over the dual clip.
+    member = OffPolicyMask(Clipped(dual_clip=3), threshold=1.5)
+    result, gradient = by_hand(member, [2], [-1.0], [4.0, 0.01])
+    assert gradient.tolist() == [0, 0]
+    assert (result.clipped_low.tolist(), result.clipped_high.tolist()) == ([True, True], [False, False])
 
 
 def test_adaptive_entropy_by_hand():

@@ -65,7 +65,7 @@ def test_a_first_token_in_which_the_advantages_cancel_is_held():
     for shared in (0.1, 0.4, 0.9):
         result, gradient = evaluate(rollouts, [shared, 0.3, shared, 0.3])
         assert gradient.tolist() == [0, 1, 0, -1]
-        assert (result.clipped_low | result.clipped_high).tolist() == [True, False, True, False]
+        assert (result.clipped_low ^ result.clipped_high).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("sign", [1, -1])

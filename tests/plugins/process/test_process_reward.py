@@ -84,6 +84,15 @@ def test_texts_are_cut_into_segments(splitter: Splitter, text: str, expected: li
     splitter.close()
 
 
+class Unsorted(Splitter):
+    def cut(self, texts: Sequence[str]) -> list[Outcome]:
+        return [Outcome("ok", [3, 1, 3, 0]) for _ in texts]
+
+
+def test_cuts_may_come_in_any_order_and_twice():
+    assert pieces(Unsorted(), "abcd") == ["a", "bc", "d"]
+
+
 def test_a_text_that_cannot_be_split_costs_its_sample(bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch):
     splitter = ByPattern("(a+)+b")
     found = [*splitter(["aab c"]), Outcome("timeout")]
@@ -162,6 +171,21 @@ def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(bpe: P
 def test_the_whole_is_the_reduced_segments(bpe: PreTrainedTokenizerFast, reduce, expected: float):
     reward = reward_of(bpe, reduce=reduce)
     assert reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value == [expected]
+
+
+class Unknown(SegmentScorer):
+    """The second segment has no value."""
+
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        return [[1.0, math.nan, 2.0] for _ in samples]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "min", "last", "mean"])
+def test_a_whole_with_an_unknown_segment_is_unknown(bpe: PreTrainedTokenizerFast, reduce: Any):
+    reward = reward_of(bpe, reduce=reduce)
+    reward.scorer = Unknown()
+    (value,) = reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value
+    assert math.isnan(value)
 
 
 def test_segments_that_end_in_one_token_are_one_segment(bpe: PreTrainedTokenizerFast):
