@@ -1,6 +1,7 @@
 """The interval of a validation, as a metric of torchmetrics."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ class HalfWidth(Metric):
 
     sums: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.add_state("sums", torch.zeros(3), dist_reduce_fx="sum")
 
     def update(self, value: float) -> None:
