@@ -79,7 +79,9 @@ class MemoryReport(Callback):
         with suppress(Exception):  # the plan of an unusual model
             plan = self.plan or self._plan(trainer, pl_module)
             exception.add_note(str(plan))
-            helps = remedies(plan, phase if phase in PHASES else plan.phase)
+            helps = [*remedies(plan, phase if phase in PHASES else plan.phase)]
+            if plan.trainer.kind == "cuda" and "expandable_segments" not in allocator_settings():
+                helps.append("the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True wastes less")
             exception.add_note("What helps: " + ("; ".join(helps) or "a smaller model or a larger device"))
 
 
@@ -179,6 +181,11 @@ class Planning(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         given = self.config_init.plan
         Planner(given.trainer, given.loop).plan(self.model, self.datamodule, given.memory_gib, given.prompt_tokens)
+
+
+def allocator_settings() -> str:
+    """What the environment says of torch's allocator, by its new and its old name."""
+    return os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def longest_prompt(data: TaskData, tried: int = 16) -> int:
