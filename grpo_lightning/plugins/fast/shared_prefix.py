@@ -82,7 +82,9 @@ class SharedPrefix:
         before = torch.where(ragged.positions(sizes.completion_lengths) == 0, last_of_prompt, previous)
         tokens = None
         if rollouts.context is not None:
-            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
+            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(
+                device, non_blocking=True
+            )
         buckets = buckets_of(prefixes.tolist(), lengths.tolist())
         queries, keys, filled, first = [], [], torch.empty(int(lengths.sum()), dtype=torch.int64), 0
         for bucket, members in buckets:
@@ -93,14 +95,16 @@ class SharedPrefix:
             first += index.numel()
             queries.append(index.flatten())
             keys.append(torch.cat([starts[prompt[rows], None] + torch.arange(bucket.prefix), index], dim=1).flatten())
+        # Otherwise each copy would wait until the device has done the work of earlier packs.
+        positions = (ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None]
         return cls(
             tokens=tokens,
-            position_ids=(ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None].to(device),
-            predicts=before[sizes.drawn].to(device),
+            position_ids=positions.to(device, non_blocking=True),
+            predicts=before[sizes.drawn].to(device, non_blocking=True),
             buckets=[bucket for bucket, _ in buckets],
-            queries=torch.cat(queries).to(device),
-            keys=torch.cat(keys).to(device),
-            filled=filled.to(device),
+            queries=torch.cat(queries).to(device, non_blocking=True),
+            keys=torch.cat(keys).to(device, non_blocking=True),
+            filled=filled.to(device, non_blocking=True),
         )
 
     def free(self) -> None:

@@ -45,7 +45,8 @@ class SlabLayer(DynamicLayer):
     def expand(self, rows: Tensor, capacity: int) -> None:
         """Makes row i of a slab of the new capacity a copy of row `rows[i]`, which may occur any number of times."""
         old, self.capacity = self.slabs, capacity
-        self.slabs = [slab.new_empty(len(rows), slab.shape[1], capacity, slab.shape[3]) for slab in old]
+        # Zeros: a weight of 0 times what memory happens to hold may be NaN.
+        self.slabs = [slab.new_zeros(len(rows), slab.shape[1], capacity, slab.shape[3]) for slab in old]
         for slab, before in zip(self.slabs, old, strict=True):
             slab[:, :, : self.length] = before.index_select(0, rows)
 
@@ -89,19 +90,27 @@ def mask(
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
     **kwargs: object,
 ) -> Tensor | None:
-    """The mask that `attention` takes, [B or 1, 1, L, S] bool or None; it replaces those of transformers.
+    """The mask that `attention` takes, [B or 1, 1, L, S] to be added or None; it replaces those of transformers.
 
     In decoding, where prompts differ in length, `attention_mask` [B, S] is False on the padding between prompt and
-    completion. `local_size` is the width of a window or chunk.
+    completion. `local_size` is the width of a window or chunk; `dtype` that of the states, without autocast. It is
+    called once per kind of layer: each layer would convert a bool mask again.
     """
     known = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
     if local_size is None or kv_length <= local_size:
-        return known
+        return None if known is None else _added(known, dtype)
     if attention_mask is None:
         keys = torch.arange(kv_length, device=device)[None]
     else:
         keys = attention_mask[:, :kv_length].cumsum(-1) - 1
     seen = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
-    return seen if known is None else seen & known
+    return _added(seen if known is None else seen & known, dtype)
+
+
+def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask in the type of the slab, `SlabLayer.allocate`'s."""
+    kind = seen.device.type
+    return kernels.additive(seen, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype)
