@@ -79,7 +79,7 @@ class Evaluation(torch.nn.Module):
         self._make_metrics()
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Evaluation":
-        """Nothing: the metrics stay on the CPU, where their values come from."""
+        """Nothing: the metrics stay on the CPU, where their values come from. A GPU's would wait at each question."""
         return self
 
     @property
@@ -119,9 +119,8 @@ class Evaluation(torch.nn.Module):
         k = self.num_samples
         names = ["greedy", f"avg@{k}", *([f"pass@{k}"] if k > 1 else []), "failed", "reward", "length", "truncated"]
         names += [f"maj@{k}"] if self.judge.finds_answers else []
-        # On a GPU each of them would wait several times per question.
-        metrics = {name: MeanMetric(nan_strategy="ignore", dist_sync_fn=gathered) for name in names}
-        self.metrics = torch.nn.ModuleDict({**metrics, "ci95": HalfWidth(dist_sync_fn=gathered)})
+        means = {name: MeanMetric(nan_strategy="ignore", dist_sync_fn=ranks.gather) for name in names}
+        self.metrics = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
 
     def reset(self) -> None:
         """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
@@ -177,11 +176,6 @@ class Evaluation(torch.nn.Module):
     def _record(self, values: dict[str, float]) -> None:
         for name, metric in self.metrics.items():
             cast(Metric, metric).update(values[name])
-
-
-def gathered(value: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """The value of every rank, on whatever device it is: NCCL alone would take only a GPU's."""
-    return ranks.gather(value)
 
 
 class EvaluatingModule(L.LightningModule):

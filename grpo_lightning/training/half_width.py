@@ -1,12 +1,12 @@
 """The interval of a validation, as a metric of torchmetrics."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from grpo_lightning import ranks
 from grpo_lightning.maths.metrics import half_width
 
 
@@ -15,8 +15,8 @@ class HalfWidth(Metric):
 
     sums: Tensor
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self) -> None:
+        super().__init__(dist_sync_fn=ranks.gather)
         self.add_state("sums", torch.zeros(3), dist_reduce_fx="sum")
 
     def update(self, value: float) -> None:

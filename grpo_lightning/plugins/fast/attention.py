@@ -55,3 +55,9 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     keys = seen.shape[-1]
     padded = torch.zeros(*seen.shape[:-1], -(-keys // 8) * 8, dtype=dtype, device=seen.device)
     return padded[..., :keys].masked_fill_(~seen, -torch.inf)
+
+
+def computed_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type that attention to states of `dtype` computes in: autocast's, where it is on."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype

@@ -12,6 +12,7 @@ completion pads no short ones.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.fast.attention import causal, fold_mask, masked
+from grpo_lightning.plugins.fast.attention import causal, computed_in, fold_mask, masked
 
 ATTENTION = "grpo_shared_prefix"
 
@@ -80,11 +81,11 @@ class SharedPrefix:
         last_of_prompt = ragged.spread((starts[prompt] + prefixes - 1)[num_prompts:], sizes.completion_lengths)
         previous = torch.arange(num_prompt_tokens, int(lengths.sum())) - 1
         before = torch.where(ragged.positions(sizes.completion_lengths) == 0, last_of_prompt, previous)
+        # A copy that blocks would wait until the device has done the work of earlier packs.
+        moved = methodcaller("to", device, non_blocking=True)
         tokens = None
         if rollouts.context is not None:
-            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(
-                device, non_blocking=True
-            )
+            tokens = moved(torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]))
         buckets = buckets_of(prefixes.tolist(), lengths.tolist())
         queries, keys, filled, first = [], [], torch.empty(int(lengths.sum()), dtype=torch.int64), 0
         for bucket, members in buckets:
@@ -95,16 +96,14 @@ class SharedPrefix:
             first += index.numel()
             queries.append(index.flatten())
             keys.append(torch.cat([starts[prompt[rows], None] + torch.arange(bucket.prefix), index], dim=1).flatten())
-        # Otherwise each copy would wait until the device has done the work of earlier packs.
-        positions = (ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None]
         return cls(
             tokens=tokens,
-            position_ids=positions.to(device, non_blocking=True),
-            predicts=before[sizes.drawn].to(device, non_blocking=True),
+            position_ids=moved((ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None]),
+            predicts=moved(before[sizes.drawn]),
             buckets=[bucket for bucket, _ in buckets],
-            queries=torch.cat(queries).to(device, non_blocking=True),
-            keys=torch.cat(keys).to(device, non_blocking=True),
-            filled=filled.to(device, non_blocking=True),
+            queries=moved(torch.cat(queries)),
+            keys=moved(torch.cat(keys)),
+            filled=moved(filled),
         )
 
     def free(self) -> None:
@@ -171,10 +170,9 @@ def attention(
     Without a `SharedPrefix` it is transformers' own attention. The exception is causal attention without a mask, which
     transformers would send to the math kernel in float32. With `padded_rows` the mask is ignored: it has no content.
     """
-    if torch.is_autocast_enabled(query.device.type):
-        # Attention would cast them later; cast before the gathers, there is less to copy.
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # Attention would cast them later; cast before the gathers, there is less to copy.
+    dtype = computed_in(query.device, query.dtype)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if shared_prefix is not None:
         return shared_prefix.attend(query[0], key[0], value[0], scaling, dropout)[None], None
     own = is_causal is not False and getattr(module, "is_causal", True) and 1 < query.shape[2] == key.shape[2]

@@ -22,9 +22,8 @@ class SlabLayer(DynamicLayer):
     def allocate(self, states: Sequence[Tensor], rows: int) -> None:
         """Makes room for so many rows of keys and values such as these [..., heads, positions, head size]: zeros."""
         self.device, self.is_initialized = states[0].device, True
-        kind = self.device.type
         # Under autocast, attention would cast the whole cache at every token.
-        self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states[0].dtype
+        self.dtype = kernels.computed_in(self.device, states[0].dtype)
         self.slabs = [
             each.new_zeros(rows, each.shape[-3], self.capacity, each.shape[-1], dtype=self.dtype) for each in states
         ]
@@ -99,18 +98,12 @@ def mask(
     completion. `local_size` is the width of a window or chunk; `dtype` that of the states, without autocast. It is
     called once per kind of layer: each layer would convert a bool mask again.
     """
-    known = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
-    if local_size is None or kv_length <= local_size:
-        return None if known is None else _added(known, dtype)
-    if attention_mask is None:
-        keys = torch.arange(kv_length, device=device)[None]
-    else:
-        keys = attention_mask[:, :kv_length].cumsum(-1) - 1
-    seen = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
-    return _added(seen if known is None else seen & known, dtype)
-
-
-def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask in the type of the slab, `SlabLayer.allocate`'s."""
-    kind = seen.device.type
-    return kernels.additive(seen, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype)
+    seen = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
+    if local_size is not None and kv_length > local_size:
+        if attention_mask is None:
+            keys = torch.arange(kv_length, device=device)[None]
+        else:
+            keys = attention_mask[:, :kv_length].cumsum(-1) - 1
+        inside = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
+        seen = inside if seen is None else seen & inside
+    return None if seen is None else kernels.additive(seen, kernels.computed_in(seen.device, dtype))

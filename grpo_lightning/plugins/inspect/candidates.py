@@ -113,15 +113,12 @@ def learned_from(
     last = len(step.passes.updates) - 1
     for minibatch, pack in ((i, pack) for i, packs in enumerate(step.packs) for pack in packs if pack.scored):
         update = last - (last - minibatch) % num_minibatches
-        indices = [index for index, row in enumerate(pack.rollouts.row.tolist()) if row in found]
-        if not indices:
-            continue
-        # Each number is copied from the device once, not once per completion.
+        # Copied from the device at once, not completion by completion.
         rollouts, scored = pack.rollouts.to("cpu"), pack.scored
         numbers = [values if values is None else values.cpu() for values in (scored.logp, scored.entropy, scored.read)]
-        for index in indices:
-            learned = Learned(update, *_seen(rollouts, numbers, index, objective))
-            found[int(learned.rollouts.row)].append(learned)
+        for index, row in enumerate(rollouts.row.tolist()):
+            if row in found:
+                found[row].append(Learned(update, *_seen(rollouts, numbers, index, objective)))
     return found
 
 

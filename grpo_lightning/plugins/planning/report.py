@@ -79,9 +79,7 @@ class MemoryReport(Callback):
         with suppress(Exception):  # the plan of an unusual model
             plan = self.plan or self._plan(trainer, pl_module)
             exception.add_note(str(plan))
-            helps = [*remedies(plan, phase if phase in PHASES else plan.phase)]
-            if plan.trainer.kind == "cuda" and "expandable_segments" not in allocator_settings():
-                helps.append("the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True wastes less")
+            helps = remedies(plan, phase if phase in PHASES else plan.phase)
             exception.add_note("What helps: " + ("; ".join(helps) or "a smaller model or a larger device"))
 
 
@@ -183,11 +181,6 @@ class Planning(LightningCLI):
         Planner(given.trainer, given.loop).plan(self.model, self.datamodule, given.memory_gib, given.prompt_tokens)
 
 
-def allocator_settings() -> str:
-    """What the environment says of torch's allocator, by its new and its old name."""
-    return os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-
-
 def longest_prompt(data: TaskData, tried: int = 16) -> int:
     """Tokens of the longest prompt among the `tried` longest texts of the questions that are loaded."""
     longest = sorted(chain(*data.questions.values()), key=lambda question: -len(question.text))[:tried]
@@ -207,4 +200,4 @@ def out_of_memory_message(error: BaseException) -> str:
     if not (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (said and isinstance(error, RuntimeError))):
         return ""
     notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
-    return "\n".join([f"out of memory: {first_line(error).split(' Of the allocated memory')[0]}", *notes])
+    return "\n".join([f"out of memory: {first_line(error).split(' See documentation')[0]}", *notes])
