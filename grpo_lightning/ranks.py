@@ -19,8 +19,8 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if _together() else 1
 
 
-def gather(value: T) -> list[T]:
-    """The value of every rank, in their order. Every rank must call it."""
+def gather(value: T, group: object = None) -> list[T]:
+    """The value of every rank, in their order. Every rank must call it. torchmetrics gives a `group`: that of all."""
     everyone = [value] * world_size()
     if _together():
         torch.distributed.all_gather_object(everyone, value)

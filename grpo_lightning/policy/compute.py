@@ -80,7 +80,8 @@ class PaddedRows(Layout):
         position = ragged.spread(prompt_lengths, lengths) + ragged.positions(lengths)
         index[row, position] = int(sizes.prompt_lengths.sum()) + sizes.order
         before = (row * width + position - 1)[sizes.drawn]
-        return cls(before.to(device), index[:, :-1].to(device))
+        # A copy that blocks would wait until the device has done the work of earlier packs.
+        return cls(before.to(device, non_blocking=True), index[:, :-1].to(device, non_blocking=True))
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
         return {"input_ids": rollouts.all_token_ids[self.tokens]}

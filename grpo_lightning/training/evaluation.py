@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torchmetrics import MeanMetric, Metric
 
+from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
@@ -84,6 +85,10 @@ class Evaluation(torch.nn.Module):
         self._given: Reward | str | None = None
         self._make_metrics()
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "Evaluation":
+        """Nothing: the metrics stay on the CPU, where their values come from. A GPU's would wait at each question."""
+        return self
+
     @property
     def was_asked(self) -> bool:
         """Whether questions were asked since `reset`."""
@@ -121,8 +126,8 @@ class Evaluation(torch.nn.Module):
         k = self.num_samples
         names = ["greedy", f"avg@{k}", *([f"pass@{k}"] if k > 1 else []), "failed", "reward", "length", "truncated"]
         names += [f"maj@{k}"] if self.judge.finds_answers else []
-        self.metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
-        self.metrics["ci95"] = HalfWidth()
+        means = {name: MeanMetric(nan_strategy="ignore", dist_sync_fn=ranks.gather) for name in names}
+        self.metrics = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
 
     def reset(self) -> None:
         """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""

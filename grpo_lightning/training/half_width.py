@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from grpo_lightning import ranks
 from grpo_lightning.maths.metrics import clustered_half_width
 
 
@@ -15,16 +16,14 @@ class HalfWidth(Metric):
     values: list[Tensor]
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(dist_sync_fn=ranks.gather)
         self.add_state("values", [], dist_reduce_fx="cat")
 
     def update(self, value: float) -> None:
         """Adds a question's value; NaN is none."""
-        # Apple's GPUs have no float64.
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        self.values.append(torch.tensor([value], dtype=dtype, device=self.device))
+        self.values.append(torch.tensor([value], dtype=torch.float64))
 
     def compute(self) -> Tensor:
         """The larger side; NaN below two questions."""
         numbers = [value for values in self.values for value in values.flatten().tolist() if not math.isnan(value)]
-        return torch.tensor(clustered_half_width(numbers), device=self.device)
+        return torch.tensor(clustered_half_width(numbers))

@@ -1,6 +1,7 @@
 """The attention kernels that PyTorch really takes."""
 
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_lightning import Fast, NativeEngine, Policy, RandomKey, Sampling
+from grpo_lightning.plugins.fast.attention import additive
 from grpo_lightning.policy.architecture import recompute_activations
 
 FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-"""Without cuDNN's, which takes more on one GPU than on another."""
+"""All but the math kernel and cuDNN's, which is switched off where attention is chosen."""
 
 MODELS: dict[str, dict[str, int]] = {
     "MHA": {"num_key_value_heads": 4},
@@ -62,3 +64,38 @@ def test_decoding_runs_without_the_math_kernel(
     with sdpa_kernel(FAST), autocast:
         completions = engine.complete(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
     assert len(completions) == 8
+
+
+CALLS = {"equal prompts": (32, 7, False), "decoding": (32, 7, True), "shared prefix": (8, 700, True)}
+"""Rows, queries of each key head, and whether there is a mask."""
+
+
+def inputs_of(call: str, keys: int, device: torch.device) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    rows, queries, is_masked = CALLS[call]
+    sizes = (queries, keys, keys)
+    states = [torch.randn(rows, 2, size, 64, device=device, dtype=torch.bfloat16) for size in sizes]
+    seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
+    return states, additive(seen, torch.bfloat16) if is_masked else None
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_torch_takes_a_fast_kernel_by_itself(call: str, device: torch.device) -> None:
+    """In torch's own order, whatever the card: neither cuDNN's kernel nor the math kernel."""
+    states, mask = inputs_of(call, 300, device)
+    choice = torch._fused_sdp_choice(*states, attn_mask=mask, dropout_p=0.0, is_causal=False)
+    assert SDPBackend(choice) in FAST
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_new_shape_costs_no_plan(call: str, device: torch.device) -> None:
+    """Every decoded position is a new shape. cuDNN would plan each for 0.4 s; the best of three has no other reason."""
+    seconds = []
+    for keys in (301, 309, 317, 325):
+        states, mask = inputs_of(call, keys, device)
+        torch.cuda.synchronize()
+        started = perf_counter()
+        torch.nn.functional.scaled_dot_product_attention(*states, attn_mask=mask)
+        torch.cuda.synchronize()
+        seconds.append(perf_counter() - started)
+    # The first call makes the libraries' handles.
+    assert min(seconds[1:]) < 0.1

@@ -40,12 +40,24 @@ def masked(
 def fold_mask(offset: int, length: int, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[1, 1, groups * length, offset + length] for `masked`: query i sees the keys up to offset + i.
 
-    It is added to the scores: attention would convert a bool mask at every call, and keep the result. Its rows start at
-    multiples of 8 elements, otherwise a GPU's kernel would copy it first.
+    Attention would convert a bool mask at every call, and keep the result.
     """
     keys = offset + length
     seen = torch.arange(keys, device=device) <= offset + torch.arange(length, device=device)[:, None]
-    padded = torch.zeros(groups * length, -(-keys // 8) * 8, dtype=dtype, device=device)
-    mask = padded[:, :keys]
-    mask.masked_fill_(~seen.repeat(groups, 1), -torch.inf)
-    return mask[None, None]
+    return additive(seen.repeat(groups, 1)[None, None], dtype)
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., S] bool -> [..., S] of `dtype`, to be added to the scores: 0 where a key is seen, else -inf.
+
+    Its rows start at multiples of 8 elements, otherwise a GPU's kernel would copy it first.
+    """
+    keys = seen.shape[-1]
+    padded = torch.zeros(*seen.shape[:-1], -(-keys // 8) * 8, dtype=dtype, device=seen.device)
+    return padded[..., :keys].masked_fill_(~seen, -torch.inf)
+
+
+def computed_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type that attention to states of `dtype` computes in: autocast's, where it is on."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype

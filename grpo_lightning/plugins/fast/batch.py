@@ -12,6 +12,7 @@ from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths import ragged
+from grpo_lightning.plugins.fast.attention import additive
 from grpo_lightning.plugins.fast.kept_rows import KeptRows
 from grpo_lightning.plugins.fast.kv_memory import READ_TOKENS
 from grpo_lightning.plugins.fast.prefill import read
@@ -60,7 +61,8 @@ class Batch:
         self.layers: list[SlabLayer] = []
         self.logits = torch.empty(0)  # [r, V] of the next tokens
         self.mask: Tensor | None = None
-        """[r, C] bool, False on the padding between prompt and completion, filled or not; None without any."""
+        """The padding between prompt and completion, filled or not; None without any. It is hidden by -inf in
+        [r, 1, 1, C]; for windows, whose masks `slab.mask` makes, by False in [r, C]. C is a multiple of 8."""
 
     def decode(self, count: int) -> list[tuple[int, Completion]]:
         """Draws up to `count` tokens of each completion; returns those that have ended, and drops their rows."""
@@ -116,18 +118,20 @@ class Batch:
             for layer in self.layers:
                 layer.expand(prompt, self.width + longest)
             if min(map(len, prompts)) < self.width:
-                column = torch.arange(self.width + longest, device=device)
-                self.mask = (column < self.keys[:, 3, None]) | (column >= self.width)
+                # Whole rows are kept when some are dropped, so that each begins at a multiple of 8.
+                column = torch.arange(-(-(self.width + longest) // 8) * 8, device=device)
+                seen = (column < self.keys[:, 3, None]) | (column >= self.width)
+                self.mask = seen if self.windows else additive(seen[:, None, None], self.layers[0].dtype)
         self.cache = Cache(layers=[*self.layers])
 
     def _forward(self, token: Tensor, position: Tensor) -> None:
         """Finds the logits that follow [r] `token` at [r] `position` in its sequence."""
-        mask = None if self.mask is None else self.mask[:, : self.layers[0].length + 1]
-        # With four dimensions it goes to the attention as it is, and only `slab.mask` knows windows.
+        # With four dimensions it goes to the attention as it is.
+        mask = None if self.mask is None else self.mask[..., : self.layers[0].length + 1]
         hidden = self.policy.hidden(
             token[:, None],
             position_ids=position[:, None],
-            attention_mask=mask if mask is None or self.windows else mask[:, None, None],
+            attention_mask=mask,
             use_cache=True,
             **{self.cache_name: self.cache},
             **({} if self.shared is None else {"shared_prompts": self.shared}),

@@ -60,6 +60,8 @@ class Fast(Compute):
         self.fused = fused
         self.products = products
         self.threads = threads
+        self._needs_mask = True
+        """Whether rows need a mask of transformers; known after `adapt`."""
         self.logits_at_once: int | None = None
         """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
 
@@ -96,14 +98,15 @@ class Fast(Compute):
             finally:
                 if not attends:
                     model.set_attn_implementation("sdpa")
+        self._needs_mask = not shared
         self.shares_prefix = shared and self.share_prefix
 
     def layout(self, rollouts: Rollouts) -> Layout:
-        if not self.shares_prefix:
+        if self._needs_mask:
             return super().layout(rollouts)
-        if len(rollouts) == len(rollouts.sizes.prompt_lengths):
-            return UnmaskedRows.from_rollouts(rollouts)
-        return SharedPrefix.from_rollouts(rollouts)
+        if self.shares_prefix and len(rollouts) > len(rollouts.sizes.prompt_lengths):
+            return SharedPrefix.from_rollouts(rollouts)
+        return UnmaskedRows.from_rollouts(rollouts)
 
     def score(
         self, head: Head, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int

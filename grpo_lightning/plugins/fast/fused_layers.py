@@ -116,7 +116,7 @@ class FusedRMSNorm(nn.Module):
         weight = self.weight
         if isinstance(weight, DTensor) or hidden_states.numel() == 0:
             return super().forward(hidden_states)
-        if hidden_states.is_cuda and hidden_states.dtype == weight.dtype == torch.float32:
+        if hidden_states.is_cuda and hidden_states.dtype == weight.dtype:
             return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
         if not torch.is_grad_enabled():  # Decoding: a function of autograd costs as much as a kernel of few rows.
             return normed(hidden_states, weight, self.variance_epsilon)[0]

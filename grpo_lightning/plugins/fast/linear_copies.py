@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -60,8 +61,11 @@ def casts_weights(model: PreTrainedModel) -> bool:
 
 def copied_bytes(model: PreTrainedModel, dtype: torch.dtype, device: str) -> int:
     """Bytes of the copies of `model` for products of `dtype` on a device of this kind."""
-    types = ((layer, _type_of_copy(layer, dtype, device)) for layer in linear_layers(model))
-    return sum(layer.weight.numel() * kind.itemsize for layer, kind in types if kind)
+    return sum(
+        layer.weight.numel() * kind.itemsize
+        for layer in linear_layers(model)
+        if (kind := _type_of_copy(layer, dtype, device))
+    )
 
 
 def _packs(dtype: torch.dtype, device: str) -> bool:
@@ -73,30 +77,27 @@ def _packs(dtype: torch.dtype, device: str) -> bool:
 
 def _type_of_copy(layer: Any, dtype: torch.dtype, device: str) -> torch.dtype | None:
     """The type of a copy of the layer's weight for products of `dtype`; None if a copy would be no better."""
+    packs = _packs(dtype, device)
     if isinstance(layer, Float32Linear):
-        return None if layer.weight.dtype == torch.float32 else torch.float32
-    return dtype if layer.weight.dtype != dtype or _packs(dtype, device) else None
+        dtype, packs = torch.float32, False
+    return dtype if packs or layer.weight.dtype != dtype else None
 
 
 @torch.no_grad()
 def _forward(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
     """Computes as the layer does, from a copy of its weight; None if a copy would be no better."""
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    weight = layer.weight.detach()
     device = weight.device.type
-    if _type_of_copy(layer, dtype, device) is None:
+    kind = _type_of_copy(layer, dtype, device)
+    if kind is None:
         return None
+    weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(kind)
+    bias = None if layer.bias is None else layer.bias.detach().to(kind)
     if isinstance(layer, Float32Linear):
-        return partial(_float32_product, weight.float(), None if bias is None else bias.float())
-    weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(dtype)
-    if _packs(dtype, device):
+        return partial(Float32Linear.forward, SimpleNamespace(weight=weight, bias=bias))
+    if _packs(kind, device):
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-    return partial(_product, dtype, weight, None if bias is None else bias.to(dtype))
-
-
-def _float32_product(weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
-    """The output of a `Float32Linear`."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        return nn.functional.linear(hidden.float(), weight, bias)
+    return partial(_product, dtype, weight, bias)
 
 
 def _product(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:

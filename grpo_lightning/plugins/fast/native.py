@@ -97,6 +97,10 @@ class NativeEngine(RolloutEngine):
     def has_copies(self) -> bool:
         return super().has_copies or self._copies is not None
 
+    def has(self, policy: Policy) -> bool:
+        """As `RolloutEngine.has`; copies that another precision asks for are not of `policy` as it is here."""
+        return super().has(policy) and self.copy_dtype(policy) == (self._copies and self._copies.dtype)
+
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
@@ -104,7 +108,8 @@ class NativeEngine(RolloutEngine):
         if self._kept:
             self._kept = KeptRows()
         self._copies = None  # Not two at a time.
-        self._copies = self._copied(policy)
+        if dtype := self.copy_dtype(policy):
+            self._copies = LinearCopies(policy, dtype)
         super().sync(policy)
 
     def sleep(self) -> None:
@@ -120,17 +125,13 @@ class NativeEngine(RolloutEngine):
         is_copied = self.packed or self.dtype or casts_weights(policy.model)
         return self.product_dtype(policy) if is_copied else None
 
-    def _copied(self, policy: Policy) -> LinearCopies | None:
-        """Copies of the linear layers as they are now; None if it decodes with the layers themselves."""
-        dtype = self.copy_dtype(policy)
-        return None if dtype is None else LinearCopies(policy, dtype)
-
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
         with policy.gathered():
             fault = trial.fault(policy, partial(_decoded, policy))
-            if not fault and (copies := self._copied(policy)):
-                fault = trial.fault(policy, partial(_decoded, policy, copies=copies), dtype=copies.dtype)
+            if not fault and (dtype := self.copy_dtype(policy)):
+                copies = LinearCopies(policy, dtype)
+                fault = trial.fault(policy, partial(_decoded, policy, copies=copies), dtype=dtype)
         if fault:
             raise trial.refusal("NativeEngine", policy, fault, INSTEAD)
         # The shortest prompt there can be; what others need is known when they come.
@@ -155,9 +156,7 @@ class NativeEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
-        is_current = self.has(policy) and self.has_weights_of(policy)
-        is_stale = self._copies is not None and not is_current
-        if is_stale or self.copy_dtype(policy) != (self._copies and self._copies.dtype):
+        if not (self.has(policy) and self.has_weights_of(policy)):
             self.sync(policy)
         batches = [*self._batches(policy, requests, sampling.max_new_tokens)]
         if self._kept:

@@ -13,6 +13,7 @@ serves all rows of a bucket, and a long completion does not pad the short ones.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.fast.attention import causal, fold_mask, masked
+from grpo_lightning.plugins.fast.attention import causal, computed_in, fold_mask, masked
 
 ATTENTION = "grpo_shared_prefix"
 """Name under which transformers knows `attention`."""
@@ -98,7 +99,8 @@ class SharedPrefix:
     def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
         """Lays out prompts and completions. The indices are computed on the CPU."""
         sizes = rollouts.sizes
-        device = rollouts.token_ids.device
+        # A copy that blocks would wait until the device has done the work of earlier micro-batches.
+        on_device = methodcaller("to", rollouts.token_ids.device, non_blocking=True)
         num_prompts = len(sizes.prompt_lengths)
         num_prompt_tokens = int(sizes.prompt_lengths.sum())
 
@@ -119,7 +121,7 @@ class SharedPrefix:
         # `all_token_ids` has context tokens at its end; in the sequence they stand among the sampled ones.
         tokens = None
         if rollouts.context is not None:
-            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
+            tokens = on_device(torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]))
 
         # The slots of each bucket. A row that is shorter than its bucket repeats its last token.
         buckets: list[Bucket] = []
@@ -141,12 +143,12 @@ class SharedPrefix:
 
         return cls(
             tokens=tokens,
-            position_ids=(ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None].to(device),
-            predicts=predictor[sizes.drawn].to(device),
+            position_ids=on_device((ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None]),
+            predicts=on_device(predictor[sizes.drawn]),
             buckets=buckets,
-            token_of_query=torch.cat(token_of_query).to(device),
-            token_of_key=torch.cat(token_of_key).to(device),
-            query_of_token=query_of_token.to(device),
+            token_of_query=on_device(torch.cat(token_of_query)),
+            token_of_key=on_device(torch.cat(token_of_key)),
+            query_of_token=on_device(query_of_token),
         )
 
     def free(self) -> None:
@@ -237,9 +239,8 @@ def attention(
         kwargs: Further arguments of the model.
     """
     # Under autocast attention would cast them later. Cast before the gathers, they are half as large to copy.
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (states.to(dtype) for states in (query, key, value))
+    dtype = computed_in(query.device, query.dtype)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
 
     if shared_prefix is not None:
         return shared_prefix.attend(query[0], key[0], value[0], scaling, dropout)[None], None

@@ -22,9 +22,8 @@ class SlabLayer(DynamicLayer):
     def allocate(self, states: Sequence[Tensor], rows: int) -> None:
         """Makes room for so many rows of keys and values such as these [..., heads, positions, head size]: zeros."""
         self.device, self.is_initialized = states[0].device, True
-        kind = self.device.type
         # Under autocast, attention would cast the whole cache at every token.
-        self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states[0].dtype
+        self.dtype = kernels.computed_in(self.device, states[0].dtype)
         self.slabs = [
             each.new_zeros(rows, each.shape[-3], self.capacity, each.shape[-1], dtype=self.dtype) for each in states
         ]
@@ -45,7 +44,8 @@ class SlabLayer(DynamicLayer):
     def expand(self, rows: Tensor, capacity: int) -> None:
         """Makes row i of a slab of the new capacity a copy of row `rows[i]`, which may occur any number of times."""
         old, self.capacity = self.slabs, capacity
-        self.slabs = [slab.new_empty(len(rows), slab.shape[1], capacity, slab.shape[3]) for slab in old]
+        # Zeros: a weight of 0 times what memory happens to hold may be NaN.
+        self.slabs = [slab.new_zeros(len(rows), slab.shape[1], capacity, slab.shape[3]) for slab in old]
         for slab, before in zip(self.slabs, old, strict=True):
             slab[:, :, : self.length] = before.index_select(0, rows)
 
@@ -89,19 +89,21 @@ def mask(
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
     **kwargs: object,
 ) -> Tensor | None:
-    """The mask that `attention` takes, [B or 1, 1, L, S] bool or None; it replaces those of transformers.
+    """The mask that `attention` takes, [B or 1, 1, L, S] to be added or None; it replaces those of transformers.
 
     In decoding, where prompts differ in length, `attention_mask` [B, S] is False on the padding between prompt and
-    completion. `local_size` is the width of a window or chunk.
+    completion. `local_size` is the width of a window or chunk; `dtype` that of the states, without autocast. It is
+    called once per kind of layer: each layer would convert a bool mask again.
     """
-    known = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
-    if local_size is None or kv_length <= local_size:
-        return known
-    if attention_mask is None:
-        keys = torch.arange(kv_length, device=device)[None]
-    else:
-        keys = attention_mask[:, :kv_length].cumsum(-1) - 1
-    seen = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
-    return seen if known is None else seen & known
+    seen = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
+    if local_size is not None and kv_length > local_size:
+        if attention_mask is None:
+            keys = torch.arange(kv_length, device=device)[None]
+        else:
+            keys = attention_mask[:, :kv_length].cumsum(-1) - 1
+        inside = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
+        seen = inside if seen is None else seen & inside
+    return None if seen is None else kernels.additive(seen, kernels.computed_in(seen.device, dtype))

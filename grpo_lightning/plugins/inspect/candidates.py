@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
-from grpo_lightning.grpo.step import Pack, Step
+from grpo_lightning.grpo.step import Step
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
@@ -113,22 +113,33 @@ def learned_from(
     last = len(step.passes.updates) - 1
     for minibatch, pack in ((i, pack) for i, packs in enumerate(step.packs) for pack in packs if pack.scored):
         update = last - (last - minibatch) % num_minibatches
-        for index, row in enumerate(pack.rollouts.row.tolist()):
+        # Copied from the device at once, not completion by completion.
+        rollouts, scored = pack.rollouts.to("cpu"), pack.scored
+        numbers = [values if values is None else values.cpu() for values in (scored.logp, scored.entropy, scored.read)]
+        for index, row in enumerate(rollouts.row.tolist()):
             if row in found:
-                found[row].append(Learned(update, *_seen(pack, index, objective)))
+                found[row].append(Learned(update, *_seen(rollouts, numbers, index, objective)))
     return found
 
 
-def _seen(pack: Pack, index: int, objective: Objective) -> tuple[Rollouts, dict[str, Any]]:
-    """The completion at an index of a pack, and what its update saw of it."""
-    row = torch.tensor([index], device=pack.rollouts.lengths.device)
-    tokens, one = take(row, pack.rollouts.lengths), pack.rollouts.select(row).to("cpu")
-    assert pack.scored is not None
-    logp, entropy = pack.scored.logp[tokens].cpu(), pack.scored.entropy[tokens].cpu()
+def _seen(
+    rollouts: Rollouts, numbers: list[Tensor | None], index: int, objective: Objective
+) -> tuple[Rollouts, dict[str, Any]]:
+    """The completion at an index of a pack's rollouts, and what its update saw of it.
+
+    Args:
+        rollouts: The pack's, on the CPU.
+        numbers: Log-probs, entropies and what was read, of all tokens of the pack.
+        index: Of the completion.
+        objective: Of the run.
+    """
+    row = torch.tensor([index])
+    tokens, one = take(row, rollouts.lengths), rollouts.select(row)
+    logp, entropy, divergence = (values if values is None else values[tokens] for values in numbers)
+    assert logp is not None and entropy is not None
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
         # A divergence of whole distributions has no gradient by the drawn token's log-prob alone: it is in no push.
-        divergence = None if pack.scored.read is None else pack.scored.read[tokens].cpu()
         terms = objective.terms(leaf, entropy, one, divergence)
         old_logp = logp if one.old_logp is None else one.old_logp
         factor = objective.factor(old_logp, one)

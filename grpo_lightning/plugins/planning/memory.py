@@ -149,12 +149,10 @@ class Plan:
     @property
     def sampling_copies(self) -> int:
         """Bytes of the copies of linear layers that the engine samples with."""
-        if not isinstance(self.engine, NativeEngine):
-            return 0
         mixed = self.trainer.precision.startswith(("bf16", "16"))
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # float16 has as many bytes
-            dtype = self.engine.copy_dtype(self.fake)
-        return 0 if dtype is None else copied_bytes(self.fake.model, dtype, self.trainer.kind)
+            dtype = self.engine.copy_dtype(self.fake) if isinstance(self.engine, NativeEngine) else None
+        return copied_bytes(self.fake.model, dtype, self.trainer.kind) if dtype else 0
 
     @cached_property
     def rows(self) -> list[tuple[str, tuple[float, ...], str]]:

@@ -200,4 +200,4 @@ def out_of_memory_message(error: BaseException) -> str:
     if not (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (said and isinstance(error, RuntimeError))):
         return ""
     notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
-    return "\n".join([f"out of memory: {first_line(error).split(' Of the allocated memory')[0]}", *notes])
+    return "\n".join([f"out of memory: {first_line(error).split(' See documentation')[0]}", *notes])

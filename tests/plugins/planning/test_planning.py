@@ -305,6 +305,19 @@ def test_out_of_memory_ends_with_phase_table_and_key(grpo: Grpo, monkeypatch: py
         assert table[0].startswith("memory of each device") and helps.startswith("What helps: ") and key in helps
 
 
+CUDA_MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1 GiB is free. "
+    "Of the allocated memory 70 GiB is allocated by PyTorch, and 8.00 GiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation. See documentation for Memory Management (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
+)
+
+
+def test_memory_in_pieces_has_torchs_own_hint() -> None:
+    message = report.out_of_memory_message(torch.OutOfMemoryError(CUDA_MESSAGE)).splitlines()[0]
+    assert "8.00 GiB is reserved" in message and message.endswith("expandable_segments:True to avoid fragmentation.")
+
+
 def test_configurations_and_engines_elsewhere_can_be_planned(grpo: Grpo, quick: None) -> None:
     config = grpo.ok("fit", "--ckpt_path=last", "--print_config")
     Path("config.yaml").write_text(config)
