@@ -71,8 +71,9 @@ class ToolEnvironment(Environment):
                 answer = answer or awaited(getattr(self._instance, name)(**call["arguments"]))
             except MemoryError:
                 raise
-            except Exception as error:
-                answer = {"error": str(error)}
+            except BaseException as error:  # a tool's sys.exit() ends its call
+                message = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+                answer = {"error": message}
                 turn.num_failed_calls += 1
             turn.messages.append({"role": "tool", "name": name, "content": str(answer)})
         return turn

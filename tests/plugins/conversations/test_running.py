@@ -1,6 +1,7 @@
 """Conversations of a scripted policy: turns, tools, limits, and failures of the environment."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,33 @@ def test_an_environment_of_a_function_is_refused(policy: Policy) -> None:
 
     with pytest.raises(UsageError, match=r"data\.environment=Local: .*must be in a module"):
         Conversations(Local()).load(policy.tokenizer)
+
+
+TOOLS_THAT_END = '''
+import asyncio, sys
+class Odd:
+    def reset(self, **row): return None
+    def leaves(self) -> str:
+        """Leaves."""
+        sys.exit(3)
+    def interrupts(self) -> str:
+        """Interrupts."""
+        raise KeyboardInterrupt
+    def cancels(self) -> str:
+        """Cancels."""
+        raise asyncio.CancelledError
+    def adds(self) -> str:
+        """Adds."""
+        return "7"
+'''
+
+
+def test_a_tool_that_leaves_python_costs_its_call_alone(tmp_path: Path) -> None:
+    (tmp_path / "tools_that_end.py").write_text(TOOLS_THAT_END)
+    environment = ToolEnvironment(f"{tmp_path}/tools_that_end.py:Odd")
+    environment.reset(Question("Q", ""))
+    calls = [{"name": name, "arguments": {}} for name in ("leaves", "interrupts", "cancels", "adds")]
+    turn = environment.step({"role": "assistant", "content": "", "tool_calls": calls})
+    expected = ["{'error': 'SystemExit: 3'}", "{'error': 'KeyboardInterrupt: '}", "{'error': 'CancelledError: '}", "7"]
+    assert [message["content"] for message in turn.messages] == expected
+    assert turn.num_failed_calls == 3 and not turn.done
