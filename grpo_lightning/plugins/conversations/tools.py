@@ -65,7 +65,8 @@ class ToolEnvironment(Environment):
         calls = message.get("tool_calls", [])  # a class without tools is given none
         turn = Turn(done=not calls)
         for call in calls:
-            name, answer = call.get("name", "tool"), call.get("error")
+            name = call.get("name", "tool")
+            answer: Any = call.get("error")
             turn.num_failed_calls += answer is not None
             try:
                 answer = answer or awaited(getattr(self._instance, name)(**call["arguments"]))

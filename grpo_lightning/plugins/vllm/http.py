@@ -18,7 +18,8 @@ from grpo_lightning.types import UsageError
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
-MAX_BYTES, MAX_REASON = 1 << 30, 1 << 16  # of an answer, and of the reason that a server gives for a refusal
+MAX_BYTES = 1 << 30  # of an answer
+MAX_REASON = 1 << 16  # bytes of the reason that a server gives for a refusal
 
 
 class ServerError(RuntimeError):
@@ -40,7 +41,9 @@ class Server:
         self, url: str, timeout: float, key: str = "model.engine.urls", token: str = "", max_bytes: int = MAX_BYTES
     ) -> None:
         self.url = url.rstrip("/")
-        self.timeout, self.max_bytes, self._token = timeout, max_bytes, token
+        self.timeout = timeout
+        self.max_bytes = max_bytes
+        self._token = token
         if "@" in url:
             raise UsageError(f"{key}: an address with an @ may hold a password, which logs would show: leave it out")
         try:
@@ -48,7 +51,8 @@ class Server:
             self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
             is_host = bool(self._host.encode("idna"))
         except ValueError:
-            parts, is_host = urlsplit(""), False
+            parts = urlsplit("")
+            is_host = False
         is_path = re.fullmatch("[!-~]*", parts.path) and not parts.query and not parts.fragment
         if parts.scheme not in ("http", "https") or not is_host or not is_path:
             # What stands behind a question mark may be a key.
