@@ -73,8 +73,8 @@ class ToolEnvironment(Environment):
             except MemoryError:
                 raise
             except BaseException as error:  # a tool's sys.exit() ends its call
-                message = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
-                answer = {"error": message}
+                reason = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+                answer = {"error": reason}
                 turn.num_failed_calls += 1
             turn.messages.append({"role": "tool", "name": name, "content": str(answer)})
         return turn
