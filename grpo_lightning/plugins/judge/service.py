@@ -140,7 +140,8 @@ class Service:
 
     def _stored(self, query: str, *values: str) -> list[tuple[str]]:
         """The rows that the cache has for a query."""
-        if not self.cache:
+        is_missing = query.startswith("SELECT") and not Path(self.cache).exists()
+        if not self.cache or is_missing:  # a run that is refused leaves no file
             return []
         Path(self.cache).parent.mkdir(parents=True, exist_ok=True)
         with self.writing, closing(sqlite3.connect(self.cache, timeout=60)) as database, database:

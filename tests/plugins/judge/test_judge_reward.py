@@ -282,11 +282,13 @@ def refusing(*answer: Any) -> Any:
         (refusing(200, "null"), "not the reply of a chat"),
     ],
 )
-def test_a_judge_that_does_not_answer_is_refused_before_the_run(make: Any, script: Any, reason: str) -> None:
+def test_a_judge_that_does_not_answer_is_refused_before_the_run(
+    make: Any, script: Any, reason: str, tmp_path: Path
+) -> None:
     with judging(script) as server:
         with pytest.raises(UsageError, match=f"the judge of judge_reward does not answer: .*{re.escape(reason)}"):
             make(server.url).read_questions([sample("").prompt.question])
-        assert len(server.times) == 1
+        assert len(server.times) == 1 and not (tmp_path / "cache").exists()
         result = make(server.url, retries=0)([sample("x")])  # in a run it costs the sample, and is not kept
         assert result.status == ["error"] and len(server.times) == 2
         assert make(server.url, retries=0)([sample("x")]).status == ["error"] and len(server.times) == 3
