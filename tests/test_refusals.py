@@ -25,6 +25,11 @@ VLLMServerEngine(urls=[]); VLLMServerEngine(['http://node1:8000'], timeout=0)
 VLLMServerEngine(['http://node1:8000'], wait=-1); VLLMServerEngine('http://node1:8000') => give a list of addresses
 VLLMServerEngine(['node1:8000']) => 'node1:8000' is no address
 VLLMServerEngine(['http://node1:port']) => 'http://node1:port' is no address
+VLLMServerEngine(['http://node1/#x']) => 'http://node1/' is no address
+VLLMServerEngine(['http://node1/a b']) => 'http://node1/a b' is no address
+VLLMServerEngine(['http://' + 70 * 'n']) => is no address; VLLMServerEngine(['http://node1/\xfc']) => is no address
+VLLMServerEngine(['http://me:secret@node1']) => model.engine.urls: an address with an @ may hold a password
+VLLMServerEngine(['me:secret@node1']) => model.engine.urls: an address with an @ may hold a password
 Gated(FormatReward(), Exact(weight=0)) => gate.weight=0
 Gated(FormatReward(weight=0.2), Exact()) => reward.weight=0.2
 OverlongPenalty(max_length=20, cache=0); OverlongPenalty(max_length=20, cache=21); FormatReward(pattern='(')

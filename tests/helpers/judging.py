@@ -22,6 +22,8 @@ class Scripted:
     url: str
     times: list[float] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    """The header `Authorization` of each request that has one."""
 
     def most_within(self, seconds: float) -> int:
         """The most requests in any such time."""
@@ -38,6 +40,7 @@ def judging(script: Script) -> Iterator[Scripted]:
             with lock:
                 seen.times.append(time.monotonic())
                 seen.bodies.append(body)
+                seen.keys += self.headers.get_all("Authorization") or []
                 index = len(seen.times) - 1
             told = script(index, body)
             if told == "hang":

@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.end_headers()
         if body is not None:
-            self.wfile.write(json.dumps(body).encode())
+            self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
 
     def log_message(self, *args: Any) -> None:
         pass

@@ -15,9 +15,6 @@ import pytest
 from helpers.paths import ROOT
 from helpers.waiting import LIMIT, wait_until
 
-from grpo_lightning.plugins.process.reward import ByPattern
-from grpo_lightning.plugins.reasoning_gym.task import ReasoningGymReward
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.sandbox.pool import Closed, LoadError, WorkerPool
@@ -141,9 +138,6 @@ def test_processor_time_has_its_own_limit(functions, tmp_path):
     "make",
     [
         lambda seconds: FormatReward("a+b", timeout=seconds)._pool,
-        lambda seconds: ByPattern("a+b", timeout=seconds)._pool,
-        lambda seconds: ReasoningGymReward(timeout=seconds)._pool,
-        lambda seconds: MathVerifier(timeout=seconds)._pool,
         lambda seconds: FunctionReward("a.b", timeout=seconds)._pool,
         lambda seconds: FunctionReward("a.b", timeout=seconds, concurrency=2)._pool,
     ],

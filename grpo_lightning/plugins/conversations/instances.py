@@ -4,6 +4,7 @@ import base64
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.sandbox.pool import LoadError
+from grpo_lightning.sandbox.pool import WAITING, LoadError
 from grpo_lightning.sandbox.worker import LOAD_SECONDS, Channel, Outcome, Process, settled
 from grpo_lightning.types import Status, at_least
 
@@ -29,7 +30,7 @@ class Call:
     key: int  # the instance
     method: str
     arguments: list[Any] = field(default_factory=list)
-    seconds: float | None = None  # that it may take; None is as for all
+    seconds: float | None = None  # of CPU time that it may take; None is as for all
 
 
 @dataclass
@@ -42,7 +43,8 @@ class Limits:
     Args:
         max_turns: Most turns of the policy.
         max_tokens: Most tokens after the prompt, drawn and given; None sets no limit but the model's context.
-        seconds: Seconds that the environment may take per call of a tool, or per turn without calls.
+        seconds: CPU seconds that the environment may take per call of a tool, or per turn without calls. A call that
+            waits, for a server or in a sleep, is ended after ten times as long. So other work on the machine ends none.
         memory_limit_mb: Memory per conversation in MiB, in addition to what imports need (Linux only).
         max_answer_bytes: Most bytes that the environment may answer to a turn.
         num_workers: Environments that compute at once. Give more for those that wait for a server.
@@ -105,10 +107,10 @@ class Instances:
         while waiting or busy:
             while waiting and len(busy) < self.limits.num_workers:
                 call = waiting.popleft()
-                request = {"call": call.method, "arguments": call.arguments}
                 seconds = self.limits.seconds if call.seconds is None else call.seconds
+                request = {"call": call.method, "arguments": call.arguments, "cpu_seconds": seconds}
                 instance = self._running.get(call.key)
-                if instance and instance.send(request, seconds):
+                if instance and instance.send(request, WAITING * seconds):
                     busy[instance] = call.key
                 else:
                     self.end([call.key])
@@ -117,19 +119,22 @@ class Instances:
                 key = busy.pop(channel)
                 done[key] = outcome
                 if outcome.status not in (Status.OK, Status.ERROR):
-                    self.end([key])
+                    exit_codes = self.end([key])
+                    if outcome.status == Status.CRASH and exit_codes == [-signal.SIGPROF]:
+                        done[key] = Outcome(Status.TIMEOUT)
         return [done[call.key] for call in calls]
 
-    def end(self, keys: Sequence[int]) -> None:
-        """Ends instances. One that has ended already is left out."""
+    def end(self, keys: Sequence[int]) -> list[int]:
+        """Ends instances, and returns their exit codes, where they are known. One that has ended is left out."""
         ending = [self._running.pop(key) for key in keys if key in self._running]
         for instance in ending:
             instance.socket.close()
         if ending and self._origin:
             try:
-                self._origin.ask({"end": [instance.pid for instance in ending]})
+                return list(self._origin.ask({"end": [instance.pid for instance in ending]}))
             except (OSError, EOFError):
                 self.close()
+        return []
 
     def close(self) -> None:
         """Ends everything; the next start begins anew. May be called twice."""

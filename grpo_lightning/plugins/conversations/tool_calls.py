@@ -81,6 +81,8 @@ class HermesJson(ToolFormat):
     """`<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`: Qwen 2.5, Qwen 3. Not in thoughts."""
 
     opening, closing, key = "<tool_call>", "</tool_call>", "arguments"
+    kind = ""
+    """The value of `type` that a call may have besides."""
 
     def describe(self, tools: Tools) -> str:
         form = f'{self.opening}{{"name": NAME, "{self.key}": {{ARGUMENT: VALUE}}}}{self.closing}'
@@ -88,19 +90,29 @@ class HermesJson(ToolFormat):
         return "\n".join([f"To call a tool, write {form}. The tools:", *lines])
 
     def bodies(self, text: str) -> Iterable[str | None]:
-        return _between(self.opening, self.closing, text.rpartition("</think>")[2])
+        answer = text.rpartition("</think>")[2]
+        before_thought = answer.partition("<think>")[0]
+        # A thought that has no end goes on to the end of the text. In a call the tag is text as any other.
+        is_in_call = before_thought.count(self.opening) > before_thought.count(self.closing)
+        return _between(self.opening, self.closing, answer if is_in_call else before_thought)
 
     def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
         call = read_json(body)
+        if self.kind and isinstance(call, dict) and call.get("type") == self.kind:
+            del call["type"]
         if not isinstance(call, dict) or call.keys() != {"name", self.key}:
             raise ValueError(f'a call is an object with the keys "name" and "{self.key}" alone')
         return _checked(call["name"], call[self.key], functions)
 
 
 class LlamaJson(HermesJson):
-    """`{"name": "add", "parameters": {"a": 1, "b": 2}}` as the whole turn, perhaps after `<|python_tag|>`: Llama 3."""
+    """`{"name": "add", "parameters": {"a": 1, "b": 2}}` as the whole turn, perhaps after `<|python_tag|>`: Llama 3.
+
+    It may have `"type": "function"` besides, as Llama 3.2 writes it.
+    """
 
     opening, closing, key = "", "", "parameters"
+    kind = "function"
 
     def bodies(self, text: str) -> Iterable[str | None]:
         """The whole turn, if it is meant as a call."""

@@ -66,14 +66,16 @@ class ToolEnvironment(Environment):
         calls = message.get("tool_calls", [])  # a class without tools is given none
         turn = Turn(done=not calls)
         for call in calls:
-            name, answer = call.get("name", "tool"), call.get("error")
+            name = call.get("name", "tool")
+            answer: Any = call.get("error")
             turn.num_failed_calls += answer is not None
             try:
                 answer = answer or awaited(getattr(self._instance, name)(**call["arguments"]))
             except MemoryError:
                 raise
-            except Exception as error:
-                answer = {"error": str(error)}
+            except BaseException as error:  # a tool's sys.exit() ends its call
+                reason = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+                answer = {"error": reason}
                 turn.num_failed_calls += 1
             turn.messages.append({"role": "tool", "name": name, "content": str(answer)})
         return turn

@@ -11,10 +11,12 @@ from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.demonstrations.surrogates import DEMONSTRATED, EMPHASIS
+from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, at_least, require
 
 STATUS = "demonstration"  # of each reward, which has not scored it
+ANSWER = "Answer"  # of a turn that shows with which token turns end
 
 
 class Demonstrations(Synchronous):
@@ -29,7 +31,8 @@ class Demonstrations(Synchronous):
 
     Args:
         completion: The gold completion, with `{name}` for a column of the data, and `{answer}` for the gold answer:
-            `{solution}\n\boxed{{answer}}`. The end token is added, unless a stop string ends it.
+            `{solution}\n\boxed{{answer}}`. The end token is added, that of the chat template in a chat, unless a stop
+            string ends it.
         fraction: Fraction of each group's completions: 1 with `loop.group_size: 1`, or a multiple of 1 / G.
         reward: Total reward of a demonstration. None leaves it out of its group's statistics, as CHORD does.
         mu: μ, the weight of all demonstrations against 1 - μ of all completions drawn, with a weighting that averages
@@ -67,13 +70,22 @@ class Demonstrations(Synchronous):
         several = "with an environment nobody wrote the other side's turns; leave out data.environment"
         require(isinstance(inputs.explorer.sampler, SingleTurn), f"loop.source=Demonstrations: {several}")
         super().setup(replace(inputs, group_size=self.group_size - self.num_shown))
-        stops = inputs.policy.stop_ids
-        self.end = min(stops, key=lambda id: (id != inputs.policy.tokenizer.eos_token_id, id))
+        self.end = self._end_token()
         questions: Sequence[Question] = getattr(inputs.data, "questions", {}).get("train", [])
         for question in questions:
             # No tokenizer makes more tokens than bytes, bar a few special ones.
             if len(self.text(question).encode()) + 8 > inputs.sampling.max_new_tokens:
                 self.token_ids(question, getattr(inputs.data, "answer_prefix", ""))
+
+    def _end_token(self) -> int:
+        """The id of the token that ends a completion: in a chat the one with which the template ends a turn."""
+        stop_ids, tokenizer, data = self.inputs.policy.stop_ids, self.inputs.policy.tokenizer, self.inputs.data
+        if getattr(data, "chat", False):
+            _, _, text_after = chat_text(tokenizer, "Question", ANSWER).rpartition(ANSWER)
+            ends = [id for id in tokenizer.encode(text_after, add_special_tokens=False) if id in stop_ids]
+            if ends:
+                return int(ends[0])
+        return min(stop_ids, key=lambda id: (id != tokenizer.eos_token_id, id))
 
     def next(self, step: int) -> Exploration:
         exploration = super().next(step)

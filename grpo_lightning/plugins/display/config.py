@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import grpo_lightning
 from grpo_lightning import disk
-from grpo_lightning.plugins.inspect.configs import UNTIL, differing, earlier_files, flat
+from grpo_lightning.plugins.inspect.configs import UNTIL, differing, earlier_files, flat, without_secrets
 from grpo_lightning.training.evaluation import judge_class
 
 
@@ -45,7 +45,7 @@ class SaveConfig(SaveConfigCallback):
         folder = Path(trainer.default_root_dir)
         self._keep(folder / "config.yaml", text, trainer.current_epoch, resumed=trainer.ckpt_path is not None)
         for logger in trainer.loggers:
-            logger.log_hyperparams(yaml.safe_load(text))
+            logger.log_hyperparams(without_secrets(yaml.safe_load(text)))
 
     def _keep(self, path: Path, text: str, steps: int, resumed: bool) -> None:
         for until, old in earlier_files(path.parent):
@@ -68,8 +68,9 @@ class SaveConfig(SaveConfigCallback):
 def differences(earlier: str, later: str) -> list[str]:
     """`loop.mu 1 -> 2` for every option that differs between two configurations in YAML."""
     try:
-        before, now = (flat(yaml.safe_load(text) or {}) | {"ckpt_path": None} for text in (earlier, later))
+        configs = [yaml.safe_load(text) or {} for text in (earlier, later)]
     except yaml.YAMLError:  # edited by hand
         return ["config.yaml, which was no YAML"]
-    changed = differing([before, now])
+    changed = differing([flat(config) | {"ckpt_path": None} for config in configs])
+    before, now = (flat(without_secrets(config)) for config in configs)
     return [f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in changed]

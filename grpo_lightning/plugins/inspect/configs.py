@@ -22,8 +22,26 @@ IGNORED = {
 """Keys in which the runs of one arm may differ: seeds, folders, and what changes the console alone."""
 
 
+SECRET = re.compile(r"(?i)token|(\w*[_-])?(api_?key|password|passwd|secret|authorization|(access|auth|hf)_?token)")
+"""Keys whose values no page, card or logger shows."""
+PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+"""The name and password in an address."""
+
+
+def without_secrets(value: Any) -> Any:
+    """A configuration with `***` in place of keys and passwords: pages and model cards are for others to read."""
+    if isinstance(value, Mapping):
+        return {
+            name: "***" if isinstance(inner, str) and inner and SECRET.fullmatch(str(name)) else without_secrets(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [without_secrets(inner) for inner in value]
+    return PASSWORD.sub("***@", value) if isinstance(value, str) else value
+
+
 def read_config(path: Path) -> dict[str, Any] | None:
-    """A run's config.yaml; None if there is none."""
+    """A run's config.yaml without its secrets; None if there is none."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -33,7 +51,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
         raise UsageError(f"{path}: it cannot be read ({why}). Fix it, or remove it to go by the folders") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path}: it holds no keys. Fix it, or remove it to go by the folders")
-    return config
+    return dict(without_secrets(config))
 
 
 def comparable(raw: dict[str, Any]) -> Config:
@@ -123,7 +141,7 @@ def earlier(run: Path) -> list[tuple[int, dict[str, Any]]]:
     found: list[tuple[int, dict[str, Any]]] = []
     for until, file in earlier_files(run):
         with suppress(yaml.YAMLError):  # edited by hand
-            options = yaml.safe_load(file.read_text(encoding="utf-8"))
+            options = without_secrets(yaml.safe_load(file.read_text(encoding="utf-8")))
             found += [(until, options)] if until > (found[-1][0] if found else 0) and isinstance(options, dict) else []
     return found
 

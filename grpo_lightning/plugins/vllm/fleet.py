@@ -110,7 +110,8 @@ class Fleet:
 
     def check(self, server: Server) -> None:
         """Raises OtherWeights where a server has other weights than it was given. For use in a seat."""
-        found = server.get("/weight_info")["weight_version"]
+        weights = server.get("/weight_info")
+        found = weights.get("weight_version") if isinstance(weights, dict) else None
         if found != self.pushed:
             raise OtherWeights(
                 f"{server.url} has other weights (version {found}, expected {self.pushed}): it was started anew, or "

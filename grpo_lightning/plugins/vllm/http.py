@@ -1,9 +1,10 @@
 """A `vllm serve` as a client sees it: JSON over HTTP."""
 
 import json
+import re
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -15,6 +16,10 @@ from grpo_lightning.types import UsageError
 
 # Seconds of silence, seconds between two probes, and lost probes after which a machine counts as dead.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+MAX_BYTES = 1 << 30  # of an answer
+MAX_REASON = 1 << 16  # bytes of the reason that a server gives for a refusal
 
 
 class ServerError(RuntimeError):
@@ -29,20 +34,30 @@ class Server:
     """One server. Each request has a connection of its own, so that threads may share the object.
 
     `timeout` is the longest silence in seconds. A process that ends is noticed at once, a machine after 40 seconds.
+    An answer may have `max_bytes`. No message shows `token`, which the server gets as `Authorization`.
     """
 
     def __init__(
-        self, url: str, timeout: float, key: str = "model.engine.urls", headers: Mapping[str, str] | None = None
+        self, url: str, timeout: float, key: str = "model.engine.urls", token: str = "", max_bytes: int = MAX_BYTES
     ) -> None:
         self.url = url.rstrip("/")
-        self.timeout, self.headers = timeout, {"Content-Type": "application/json"} | dict(headers or {})
+        self.timeout = timeout
+        self.max_bytes = max_bytes
+        self._token = token
+        if "@" in url:
+            raise UsageError(f"{key}: an address with an @ may hold a password, which logs would show: leave it out")
         try:
             parts = urlsplit(self.url)
             self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
+            is_host = bool(self._host.encode("idna"))
         except ValueError:
-            parts = None
-        if parts is None or parts.scheme not in ("http", "https") or not self._host or parts.query:
-            raise UsageError(f"{key}: {url!r} is no address; give one such as http://node1:8000")
+            parts = urlsplit("")
+            is_host = False
+        is_path = re.fullmatch("[!-~]*", parts.path) and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not is_host or not is_path:
+            # What stands behind a question mark may be a key.
+            shown = re.split("[?#]", url)[0]
+            raise UsageError(f"{key}: {shown!r} is no address; give one such as http://node1:8000")
         self._secure = parts.scheme == "https"
         self._open: set[socket.socket] = set()
         self._hung_up = 0  # threads that want nothing of it now
@@ -55,8 +70,10 @@ class Server:
     def post(self, path: str, body: Any = None, method: str = "POST") -> Any:
         """The server's answer to POST with a body of JSON."""
         with self._answer(method, path, body) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
+            text = answer.read(self.max_bytes + 1)
+            if len(text) > self.max_bytes:
+                raise ServerError(f"{self.url}{path}: the answer has more than {self.max_bytes} bytes")
+            return self._read(text, path) if text else None
 
     def events(self, path: str, body: Any) -> Generator[Any, None, None]:
         """Yields the answer to POST piece by piece (server-sent events).
@@ -69,8 +86,20 @@ class Server:
                 if data == b"[DONE]":
                     return
                 if field == b"data":
-                    yield json.loads(data)
+                    yield self._read(data, path)
             raise ServerError(f"{self.url}{path}: the answer ended early")
+
+    def _read(self, text: bytes, path: str) -> Any:
+        """The value of JSON."""
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            start = self._shown(text[:100].decode(errors="replace"))
+            raise ServerError(f"{self.url}{path}: the answer is no JSON: {' '.join(start.split())!r}") from error
+
+    def _shown(self, text: str) -> str:
+        """A text of the server, which may repeat the token, without it."""
+        return text.replace(self._token, "***") if self._token else text
 
     @contextmanager
     def hung_up(self) -> Iterator[None]:
@@ -104,16 +133,23 @@ class Server:
                 if hasattr(socket, name):  # not on every system
                     opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._path + path, data, self.headers)
+            headers = {"Content-Type": "application/json"}
+            if self._token:
+                headers["Authorization"] = f"Bearer {self._token}"
+            connection.request(method, self._path + path, data, headers)
             with connection.getresponse() as answer:
                 if answer.status != 200:
-                    told = f"{self.url}{path}: {answer.status} {_reason(answer.read())}"
+                    reason = self._shown(_reason(answer.read(MAX_REASON)))
+                    told = f"{self.url}{path}: {answer.status} {reason}"
                     raise ServerError(told, answer.status, answer.headers.get("Retry-After", ""))
                 yield answer
         except TimeoutError as error:
             raise ServerError(f"{self.url}{path}: no answer within {self.timeout:g} s") from error
-        except (OSError, HTTPException, json.JSONDecodeError) as error:
-            raise ServerError(f"{self.url}{path}: no answer ({first_line(error)})") from error
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"{self.url}{path}: no answer ({self._shown(first_line(error))})") from error
+        except (ValueError, TypeError) as error:
+            # Of the request: such an error may quote the headers.
+            raise ServerError(f"{self.url}{path}: it cannot be asked ({type(error).__name__})") from None
         finally:
             # Before it is closed: `hung_up` must not meet another connection with its number.
             with self._lock:

@@ -90,8 +90,8 @@ class VLLMServerEngine(RolloutEngine):
         if ranks.rank() == 0:
             self.transfer.check_room(sum(p.numel() for p in policy.parameters()) * compute_dtype(policy).itemsize)
         self._told = {server.url: told(config) for server, config in zip(self._servers, configs, strict=True)}
-        self._max_model_len = min(int(config["model_config"]["max_model_len"]) for config in configs)
-        self._names_head = any(str(config["device_config"]["device"]) == "cpu" for config in configs)
+        self._max_model_len = min(config["max_model_len"] for config in configs)
+        self._names_head = any(config["device"] == "cpu" for config in configs)
 
     def _config_of(self, server: Server) -> Mapping[str, Any]:
         """The configuration of a server, once it has started."""
@@ -111,8 +111,14 @@ class VLLMServerEngine(RolloutEngine):
                 raise
         try:
             found: Mapping[str, Any] = server.get(SETTINGS)["vllm_config"]
-            return {name: found[name] for name in ("model_config", "device_config")}
-        except (KeyError, TypeError) as error:
+            model, device = found["model_config"], found["device_config"]["device"]
+            return {
+                "max_model_len": int(model["max_model_len"]),
+                "dtype": str(model["dtype"]).removeprefix("torch."),
+                "logprobs_mode": str(model["logprobs_mode"]),
+                "device": str(device),
+            }
+        except (KeyError, TypeError, ValueError) as error:
             raise ServerError(f"{server.url}{SETTINGS}: this is no vLLM of a version from 0.30 on") from error
 
     def _compare(self, server: Server, config: Mapping[str, Any], policy: Policy, sampling: Sampling) -> None:
@@ -120,14 +126,13 @@ class VLLMServerEngine(RolloutEngine):
 
         vLLM does not tell the sizes of its model. Another model is noticed when it gets the weights.
         """
-        model = config["model_config"]
-        limit, actual = int(model["max_model_len"]), str(model["dtype"]).removeprefix("torch.")
+        limit, actual = config["max_model_len"], config["dtype"]
         require(
             limit > sampling.max_new_tokens,
             f"model.engine.urls: {server.url} has max_model_len={limit}: no room for a prompt beside "
             f"sampling.max_new_tokens={sampling.max_new_tokens}; start it with a larger --max-model-len",
         )
-        fix, mode = f"Start it with: {self._command(policy)}", model["logprobs_mode"]
+        fix, mode = f"Start it with: {self._command(policy)}", config["logprobs_mode"]
         require(
             policy.longrope_length is None or limit <= policy.longrope_length,
             f"model.engine.urls: {server.url} has max_model_len={limit}, for which vLLM takes longrope's other "
@@ -233,13 +238,14 @@ class VLLMServerEngine(RolloutEngine):
 
 def told(config: Mapping[str, Any]) -> tuple[str, ...]:
     """What of a server's configuration must stay as it was: type, log-probs, and tokens."""
-    return tuple(str(config["model_config"][name]) for name in ("dtype", "logprobs_mode", "max_model_len"))
+    return tuple(str(config[name]) for name in ("dtype", "logprobs_mode", "max_model_len"))
 
 
 def _resume(server: Server, version: str) -> None:
     """Lets a server draw from its new weights."""
     # It holds keys and values of the weights before.
-    if not server.post("/reset_prefix_cache")["success"]:
+    emptied = server.post("/reset_prefix_cache")
+    if not isinstance(emptied, dict) or not emptied.get("success"):
         raise ServerError(f"{server.url}: its prefix cache cannot be emptied: another run uses it")
     server.post("/update_weight_version", {"new_version": version})
     server.post("/resume")

@@ -22,7 +22,7 @@ GAME = [
     *(f"--{key}!" for key in OPTIONS if key.startswith("data.task")),
     "--data.task=helpers.guessing.Guess",
     "--data.limits.max_turns=3",
-    "--data.limits.seconds=1.5",
+    "--data.limits.seconds=0.3",
     "--model.rewards=[EnvironmentReward]",
     "--model.guard.max_failed_rewards=1",
     "--model.sampling.max_new_tokens=6",

@@ -38,6 +38,12 @@ class Counter:
         while True:
             pass
 
+    def nap(self, seconds: float) -> str:
+        import time
+
+        time.sleep(seconds)
+        return "awake"
+
     def die(self) -> None:
         os._exit(3)
 
@@ -123,6 +129,12 @@ def test_a_failure_costs_only_the_instance(instances: Instances) -> None:
     assert values(instances, *(Call(key, "add") for key in range(9))) == [12, *after, 12]
     (outcome,) = instances.call([Call(0, "fail")])
     assert re.fullmatch(r"test_instances.py:\d+: KeyError: 'no such thing'", outcome.error)
+
+
+def test_a_call_that_waits_may_take_longer_than_one_that_computes(instances: Instances) -> None:
+    instances.start({0: 0, 1: 0})
+    calls = [Call(0, "nap", [0.6], seconds=0.3), Call(1, "nap", [LIMIT], seconds=0.05)]
+    assert values(instances, *calls) == ["awake", "timeout"]
 
 
 def test_one_that_dies_is_noticed_whenever_it_was_started(instances: Instances) -> None:

@@ -1,6 +1,7 @@
 """Conversations of a scripted policy: turns, tools, limits, and failures of the environment."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,3 +220,33 @@ def test_the_turns_before_a_question_reach_tools_or_are_refused(policy: Policy) 
     data = PromptDataModule(Echo(), environment=Guess())
     with pytest.raises(UsageError, match=r"rows:1: it is a conversation, which data.environment would not see"):
         data.render(question)
+
+
+TOOLS_THAT_END = '''
+import asyncio, sys
+class Odd:
+    def reset(self, **row): return None
+    def leaves(self) -> str:
+        """Leaves."""
+        sys.exit(3)
+    def interrupts(self) -> str:
+        """Interrupts."""
+        raise KeyboardInterrupt
+    def cancels(self) -> str:
+        """Cancels."""
+        raise asyncio.CancelledError
+    def adds(self) -> str:
+        """Adds."""
+        return "7"
+'''
+
+
+def test_a_tool_that_leaves_python_costs_its_call_alone(tmp_path: Path) -> None:
+    (tmp_path / "tools_that_end.py").write_text(TOOLS_THAT_END)
+    environment = ToolEnvironment(f"{tmp_path}/tools_that_end.py:Odd")
+    environment.reset(Question("Q", ""))
+    calls = [{"name": name, "arguments": {}} for name in ("leaves", "interrupts", "cancels", "adds")]
+    turn = environment.step({"role": "assistant", "content": "", "tool_calls": calls})
+    expected = ["{'error': 'SystemExit: 3'}", "{'error': 'KeyboardInterrupt: '}", "{'error': 'CancelledError: '}", "7"]
+    assert [message["content"] for message in turn.messages] == expected
+    assert turn.num_failed_calls == 3 and not turn.done

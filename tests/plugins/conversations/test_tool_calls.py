@@ -84,12 +84,19 @@ def test_calls_of_qwen() -> None:
     assert form.find("No call: </tool_call> {}", TOOLS) == []
     assert form.find(f"<think>{hermes('x')}</think>{hermes(GOOD_JSON)}", TOOLS) == [GOOD]
     assert form.find(f"<think>{hermes(GOOD_JSON)}</think>No.", TOOLS) == []
+    assert form.find(f"<think>maybe {hermes(GOOD_JSON)}", TOOLS) == []
+    assert form.find(f"<think>a</think>{hermes(GOOD_JSON)}<think>{hermes(GOOD_JSON)}", TOOLS) == [GOOD]
+    tag = {"name": "evaluate", "arguments": {"expression": "<think>"}}
+    assert form.find(hermes(json.dumps(tag)), TOOLS) == [ToolCall("evaluate", {"expression": "<think>"})]
+    assert "alone" in error_of(form, hermes(GOOD_JSON.replace("{", '{"type": "function", ', 1)))
     assert form.stop == ""
 
 
 def test_calls_of_llama() -> None:
     form, call = LlamaJson(), GOOD_JSON.replace("arguments", "parameters")
     assert form.find(call, TOOLS) == form.find(f"<|python_tag|>{call}\n", TOOLS) == [GOOD]
+    assert form.find(call.replace("{", '{"type": "function", ', 1), TOOLS) == [GOOD]
+    assert "alone" in error_of(form, call.replace("{", '{"type": "other", ', 1))
     assert form.find(f"The call is {call}", TOOLS) == form.find('{"answer": 42}', TOOLS) == form.find("", TOOLS) == []
     assert "not valid JSON" in error_of(form, f"{call}; {call}")
     assert "not valid JSON" in error_of(form, "<|python_tag|>add.call(a=1)")

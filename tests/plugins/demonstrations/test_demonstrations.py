@@ -2,10 +2,12 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.chats import END, TAGS, TEMPLATES, chat_tokenizer
 from helpers.fitting import Gradients, Minibatches, Steps, fit, relative, resumes_exactly, scalars
 from helpers.tiny import policy_of, rollouts_of
 from torch import Tensor
@@ -219,3 +221,27 @@ def test_weights_that_cannot_be() -> None:
         Demonstrations(mu=0.5)
     with pytest.raises(UsageError, match="fraction=0: give more than 0"):
         Demonstrations(fraction=0)
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "end"),
+    [
+        ("gemma_3", True, "<end_of_turn>"),
+        ("gemma_3", False, "eos"),
+        ("tags", True, "eos"),
+        ("llama_3", True, "<|eot_id|>"),
+    ],
+)
+def test_a_completion_ends_as_the_template_ends_a_turn(template: str, chat: bool, end: str) -> None:
+    tokenizer = chat_tokenizer(template) if template != "tags" else chat_tokenizer("gemma_3")
+    if template == "tags":
+        tokenizer.chat_template = TAGS
+    # `eos_token` is another one, as in Gemma 3 and Llama 3.
+    tokenizer.add_special_tokens({"eos_token": "<eos>"})
+    turn_end = [] if template == "tags" else [tokenizer.convert_tokens_to_ids(END[TEMPLATES[template][1]])]
+    stop_ids = frozenset([tokenizer.eos_token_id, *turn_end])
+    source = Demonstrations()
+    policy, data = SimpleNamespace(stop_ids=stop_ids, tokenizer=tokenizer), SimpleNamespace(chat=chat)
+    source.inputs = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
+    expected = tokenizer.eos_token if end == "eos" else end
+    assert tokenizer.convert_ids_to_tokens(source._end_token()) == expected

@@ -5,8 +5,9 @@ import pytest
 import yaml
 from helpers.curves import scalars, write
 
+from grpo_lightning.plugins.display.config import differences
 from grpo_lightning.plugins.inspect.arms import arms_of, read_runs
-from grpo_lightning.plugins.inspect.configs import shown
+from grpo_lightning.plugins.inspect.configs import UNTIL, earlier, read_config, shown
 from grpo_lightning.plugins.inspect.scalars import EVENTS
 from grpo_lightning.types import UsageError
 
@@ -85,6 +86,23 @@ def test_a_run_with_changed_options_has_had_two_configurations(tmp_path: Path):
 )
 def test_values(value: Any, expected: str):
     assert shown(value) == expected
+
+
+def test_pages_and_cards_show_no_secrets(tmp_path: Path):
+    options = {
+        "loggers": [{"init_args": {"api_key": "sk-1234", "uri": "postgres://me:sk-1234@host/db"}}],
+        "data": {"HF_TOKEN": "sk-1234", "password": None, "stop": ["</answer>"], "eos_token": "</s>"},
+        "trainer": {"logger": {"token": ""}},
+    }
+    for name in ("config.yaml", "config.1.yaml"):
+        (tmp_path / name).write_text(f"{UNTIL}3\n" + yaml.safe_dump(options))
+    config = read_config(tmp_path / "config.yaml")
+    assert config is not None and "sk-1234" not in str((config, earlier(tmp_path)))
+    assert config["loggers"] == [{"init_args": {"api_key": "***", "uri": "postgres://***@host/db"}}]
+    assert config["data"] == options["data"] | {"HF_TOKEN": "***"} and config["trainer"] == options["trainer"]
+    later = options | {"loggers": [{"init_args": {"api_key": "sk-5678", "uri": "postgres://me:sk-5678@host/db"}}]}
+    told = differences(yaml.safe_dump(options), yaml.safe_dump(later))
+    assert told and "sk-" not in str(told)
 
 
 def test_folders_of_arms_name_them(tmp_path: Path):

@@ -168,6 +168,9 @@ def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
         ("/server_info", (404, {"detail": "Not Found"}), r"/server_info.*: 404 Not Found\. Start it with: VLLM_SERVER"),
         ("/inference/v1/generate", (404, {"detail": "Not Found"}), r"generate: 404 Not Found\. .* --tokens-only"),
         ("/server_info", (200, "no JSON of vLLM's"), r"/server_info.*: this is no vLLM of a version from 0\.30 on"),
+        ("/server_info", (200, None), r"/server_info.*: this is no vLLM of a version from 0\.30 on"),
+        ("/server_info", (200, b"<html>login"), r"/server_info.*: the answer is no JSON: '<html>login'"),
+        ("/health", (200, b"<html>login"), r"/health: the answer is no JSON: '<html>login'"),
     ],
 )
 def test_a_server_that_lacks_something_is_refused_at_setup(
@@ -183,6 +186,7 @@ def test_a_server_that_lacks_something_is_refused_at_setup(
     [
         ({"dtype": "torch.bfloat16"}, "it computes in bfloat16, the policy in float32. Start it .* --dtype float32"),
         ({"logprobs_mode": "raw_logprobs"}, "its log-probs are raw_logprobs, .* --logprobs-mode processed_logprobs"),
+        ({"max_model_len": None}, "this is no vLLM of a version from 0.30 on"),
         ({"max_model_len": 24}, "max_model_len=24: no room for a prompt .*=24; start it with a larger --max-model-len"),
     ],
     ids=str,
@@ -290,6 +294,30 @@ def test_what_finds_no_room_is_refused_before_the_run(
         with refused if free < size else nullcontext():
             engine.check(policy, Sampling(24))
     assert asked == [tmp_path, tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "message"),
+    [
+        ("/reset_prefix_cache", None, "its prefix cache cannot be emptied"),
+        ("/reset_prefix_cache", {"success": False}, "its prefix cache cannot be emptied"),
+        ("/reset_prefix_cache", b"<html>", "/reset_prefix_cache: the answer is no JSON"),
+        ("/weight_info", None, r"other weights \(version None"),
+        ("/weight_info", b"<html>", "/weight_info: the answer is no JSON"),
+        ("/inference/v1/generate", b"<html>", "/inference/v1/generate: the answer is no JSON"),
+        ("/inference/v1/generate", {"choices": None}, "/inference/v1/generate: the answer makes no sense"),
+    ],
+)
+def test_an_odd_answer_is_told_with_its_address(
+    server: StandIn, policy: Policy, path: str, answer: Any, message: str
+) -> None:
+    engine = engine_of([server.url], policy)
+    engine.sync(policy)
+    server.refusals[path] = (200, answer)
+    update(policy)
+    with pytest.raises(RuntimeError, match=rf"{server.url}.*{message}"):
+        draw(engine, policy, FEW)
+    engine.close()
 
 
 def test_weights_of_somebody_else_are_noticed(server: StandIn, policy: Policy) -> None:

@@ -51,7 +51,8 @@ class Program:
     def __init__(self, source: str, limits: dict[str, Any], folder: str) -> None:
         self.channel, other = socket.socketpair()
         self.channel.settimeout(20 * limits["seconds"] + PATIENCE)
-        self.answers, self.source = self.channel.makefile("rb"), source
+        self.answers = self.channel.makefile("rb")
+        self.source = source
         self.seconds = limits["seconds"]
         self.is_new_test = True
         self.failure = ""
@@ -83,13 +84,14 @@ class Program:
     def begin(self, limits: dict[str, Any]) -> tuple[str, str]:
         """Starts the jail, and builds the program if a command does that."""
         self.failure = "the process that encloses the program ended before it ran"
-        told = self.answer(self.source, limits)
+        reply = self.answer(self.source, limits)
         self.failure = ""
-        return told
+        return reply
 
     def ask(self, what: str, text: str) -> tuple[str, str]:
         """The jail's answer: a status, and what the program printed or what went wrong."""
-        is_new_test, self.is_new_test = self.is_new_test, False
+        is_new_test = self.is_new_test
+        self.is_new_test = False
         return self.answer(what, text, is_new_test)
 
     def answer(self, *request: Any) -> tuple[str, str]:
@@ -106,11 +108,11 @@ class Program:
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """What a function of the program returns. Raises Python's own exception that it raises."""
-        told = self.value("call", jail.plain([name, args, kwargs]))
+        reply = self.value("call", jail.plain([name, args, kwargs]))
         try:
-            if "raised" not in told:
-                return jail.value_of(told["value"])
-            kind, message = getattr(builtins, told["raised"]), str(told["text"])
+            if "raised" not in reply:
+                return jail.value_of(reply["value"])
+            kind, message = getattr(builtins, reply["raised"]), str(reply["text"])
         except NONSENSE as error:
             raise Ended("crash", "no answer") from error
         if not (isinstance(kind, type) and issubclass(kind, Exception)):

@@ -39,7 +39,9 @@ SHARED = [f"/usr/share/{name}" for name in ("zoneinfo", "java", "nodejs", "perl"
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
 PATH = "/usr/local/bin:/usr/bin:/bin"
 USER, NOBODY = 1000, 65534
-PROCESSES, OPEN_FILES, PENDING_SIGNALS = 32, 64, 256
+PROCESSES = 32
+OPEN_FILES = 64
+PENDING_SIGNALS = 256
 LOOK_SECONDS = 0.005
 """Seconds between two looks at what a program takes."""
 MIB = 1 << 20
@@ -277,10 +279,10 @@ def answer(what: str, source: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     program = load(source)
     if what == "names":
-        told: Any = [name for name in request if name in vars(program)]
+        reply: Any = [name for name in request if name in vars(program)]
     else:
-        told = called(program, *value_of(request))
-    print(json.dumps(told), file=answers, flush=True)
+        reply = called(program, *value_of(request))
+    print(json.dumps(reply), file=answers, flush=True)
     os._exit(0)
 
 
@@ -298,7 +300,8 @@ def called(program: ModuleType, name: str, args: Any, kwargs: Any) -> dict[str, 
 def become(what: str, files: list[int], source: str, limits: dict[str, Any]) -> None:
     """Turns this process into one of the program, which has three files and no other descriptors."""
     os.setsid()
-    seconds, size = math.ceil(limits["seconds"]), limits["file_bytes"]
+    seconds = math.ceil(limits["seconds"])
+    size = limits["file_bytes"]
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     for target, one in enumerate(files):
@@ -327,7 +330,9 @@ class Jail:
     """
 
     def __init__(self, source: str, limits: dict[str, Any], meter: Meter) -> None:
-        self.source, self.limits, self.meter = source, limits, meter
+        self.source = source
+        self.limits = limits
+        self.meter = meter
         self.bytes_before = meter.resident("thread-self") + (limits["memory_mb"] << 20)
         self.seconds_left = math.inf
 
@@ -355,8 +360,12 @@ class Jail:
 
     def wait_for(self, child: int, files: list[int]) -> tuple[int, str]:
         """Exit code of a process, and which limit it reached. Then nothing that it has started is left."""
-        handle, wait_status, status, waited = os.pidfd_open(child), 0, "", 0.0
-        cpu_before, last_look = children_seconds(), monotonic()
+        handle = os.pidfd_open(child)
+        wait_status = 0
+        status = ""
+        waited = 0.0
+        cpu_before = children_seconds()
+        last_look = monotonic()
         while not status and not select.select([handle], [], [], LOOK_SECONDS)[0]:
             fields_of = self.meter.descendants()
             time_now = monotonic()
@@ -370,7 +379,8 @@ class Jail:
             elif self.meter.takes_more(fields_of, self.bytes_before - self.kernel_bytes(len(fields_of), files)):
                 status = "memory"
         os.close(handle)
-        alone, children = os.getpid() == 1, Path(f"/proc/self/task/{os.getpid()}/children")
+        alone = os.getpid() == 1
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
         with contextlib.suppress(ChildProcessError):
             while True:
                 for other in ["-1"] if alone else children.read_text().split():  # -1: all of these namespaces

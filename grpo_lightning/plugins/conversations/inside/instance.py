@@ -5,10 +5,11 @@
 
 - `{"load": PICKLE, "path": SYS_PATH}` makes the object, from a pickle in base64.
 - `{"start": [SEED, ...]}`, which brings sockets along, starts copies that answer there. The value is their process ids.
-- `{"end": [PID, ...]}` kills copies, and every process that they have started.
+- `{"end": [PID, ...]}` kills copies, and every process that they have started. The value is their exit codes.
 
-A copy answers `{"call": METHOD, "arguments": [...], "number": NUMBER}`. Its random numbers begin at SEED; its temporary
-files are in a folder of its own, which is removed with it. When that socket ends, everything ends.
+A copy answers `{"call": METHOD, "arguments": [...], "cpu_seconds": SECONDS, "number": NUMBER}`, and ends where a call
+takes more. Its random numbers begin at SEED; its temporary files are in a folder of its own, which is removed with it.
+When that socket ends, everything ends.
 """
 
 import base64
@@ -76,8 +77,7 @@ class Origin:
             return None
         if "start" in request:
             return [self.start(seed, channels) for seed in request["start"]]
-        self.end(request["end"])
-        return None
+        return self.end(request["end"])
 
     def start(self, seed: int, channels: list[socket.socket]) -> int:
         """The process id of a new copy, which takes the first of the channels."""
@@ -103,14 +103,16 @@ class Origin:
             serve(self.object, channel)
         os._exit(0)
 
-    def end(self, pids: list[int]) -> None:
-        """Kills copies, and what they have started, even if it left their process group."""
+    def end(self, pids: list[int]) -> list[int]:
+        """Kills copies, and what they have started, even if it left their process group. Returns their exit codes."""
+        exit_codes = []
         for pid in pids:
             worker.kill(pid)
-            os.waitpid(pid, 0)
+            exit_codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         worker.end_strays(self.folders)
         for folder in map(self.folders.pop, pids):
             shutil.rmtree(folder, ignore_errors=True)
+        return exit_codes
 
 
 def serve(object: Any, channel: socket.socket) -> None:
@@ -121,7 +123,10 @@ def serve(object: Any, channel: socket.socket) -> None:
         def call(request: dict[str, Any] = request) -> Any:
             return worker.awaited(getattr(object, request["call"])(*request["arguments"]))
 
-        channel.sendall(worker.answer(call, request["number"]))
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])
+        reply = worker.answer(call, request["number"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.sendall(reply)
 
 
 def main() -> None:
