@@ -75,7 +75,7 @@ class HelpfulParser(Parser):
             HelpfulParser.asked = given[-1] if given else ""
         return super().parse_args(args, *others, **kwargs)
 
-    def dump(self, namespace: Any, *args: Any, **kwargs: Any) -> str:  # type: ignore[override]
+    def dump(self, namespace: Any, *args: Any, **kwargs: Any) -> str:
         """YAML without defaults that it cannot hold, such as a torch.device: the class that has them knows them."""
         namespace = namespace.clone()
         parameters = inspect.signature(self.owner).parameters if self.owner else {}
