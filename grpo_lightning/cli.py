@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
@@ -24,7 +23,6 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from grpo_lightning import disk
 from grpo_lightning.command.overview import ALWAYS, COMMANDS, DEFAULTS, SECTIONS, SEEDED, ask, optional
 from grpo_lightning.command.parser import Parser
-from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import internals
 from grpo_lightning.training.board import RunCSVLogger
@@ -36,10 +34,9 @@ from grpo_lightning.training.callbacks.checkpoint import (
     checkpoint_to_read,
 )
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.training.checks import REPLACED_BY, check_half, check_loop, check_precision, check_trainer
+from grpo_lightning.training.checks import check_half, check_options, check_run
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.schedules import OptimizerOptions
 from grpo_lightning.types import UsageError
 
 refusal = optional("plugins.mistakes.imports:refusal") or str
@@ -101,14 +98,9 @@ class GRPOCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuses options that this program replaces."""
         trainer = self.config[self.subcommand].trainer
-        for name, (default, instead) in REPLACED_BY.items():
-            if trainer.get(name) not in (None, default):
-                raise UsageError(f"trainer.{name}={trainer[name]}: use {instead}")
-        if trainer.check_val_every_n_epoch == 0:
-            raise UsageError("trainer.check_val_every_n_epoch=0: give 1 or more; for none, trainer.limit_val_batches=0")
-        check_precision(trainer.precision)
+        check_options(trainer)
         check_half(trainer.precision, trainer.accelerator)
-        ask("plugins.cluster.strategy:check_strategy", trainer.strategy)
+        ask("plugins.display.config:check_readable", self.parser, self.config)
 
     def instantiate_classes(self) -> None:
         """Makes the classes of the configuration; what one of them refuses is the user's mistake."""
@@ -127,18 +119,9 @@ class GRPOCLI(LightningCLI):
         if stage == "fit":
             if StepCheckpoint.find(trainer) is not None:
                 check_overwriting(trainer, path)
-            check_loop(GRPOLoop.find(trainer), model)
-            check_trainer(GRPOLoop.find(trainer), trainer)
-            # Lightning makes optimizer and schedule after the weights.
-            key = "model.optimizer"
-            try:
-                optimizer = model.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
-                key = "model.lr_scheduler"
-                OptimizerOptions(optimizer, model.lr_scheduler, num_updates=1)
-            except ValueError as error:
-                raise usage_error(error) or UsageError(f"{key}: {refusal(error)}") from error
+            check_run(model, trainer, refusal)
         model.policy.check()
-        model.read_questions(self.datamodule, stage, validates=trainer.limit_val_batches != 0)
+        model.read_questions(self.datamodule, stage, trainer)
         # Lightning starts its loggers, which write, before it asks for the weights.
         with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
             model.load(trainer.strategy.precision_plugin)
@@ -196,7 +179,8 @@ class GRPOCLI(LightningCLI):
         kwargs["plugins"] = [AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins])]
         try:
             return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError) as error:
+        # SLURM's variables, a strategy or accelerator that is not installed, options that exclude one another.
+        except (MisconfigurationException, ValueError, RuntimeError, TypeError, ImportError) as error:
             raise usage_error(error) or UsageError(f"trainer: {refusal(error)}") from error
 
 

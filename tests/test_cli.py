@@ -77,7 +77,7 @@ def test_a_run_is_left_as_it_is_evaluated_or_continued(
     before = contents(folder)
     code, _, errors = grpo("fit", "--loop.group_size=4")
     assert code == 2
-    assert str(Path("run")) in errors and "--ckpt_path last" in errors
+    assert str(Path("run")) in errors and "ckpt_path=last" in errors
     assert contents(folder) == before
 
     config = (folder / "run" / "config.yaml").read_bytes()

@@ -173,6 +173,10 @@ class GRPOLoop(Callback):
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
         step.learned = scorer.learn(step.exploration.samples, step.exploration.scores, iteration_ends)
 
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Lets the module explain what Lightning raises before it calls the module."""
+        pl_module.explain(trainer, exception)
+
     def state_dict(self) -> dict[str, Any]:
         return {"source": self.source.state_dict()}
 

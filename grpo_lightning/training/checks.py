@@ -1,6 +1,7 @@
 """Checks of the parts of a run, and that they go together."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, PolicySnapshot
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.training import internals
+from grpo_lightning.training.schedules import check_optimizer
 from grpo_lightning.types import TOTAL, UsageError, require
 
 PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.max_epochs the steps"
@@ -26,12 +28,40 @@ REPLACED_BY: dict[str, tuple[Any, str]] = {
     "gradient_clip_algorithm": (None, "model.guard.grad_clip (a norm)"),
     "accumulate_grad_batches": (1, "loop.max_tokens; it sets the memory of a forward and never changes the gradient"),
     "max_steps": (-1, "trainer.max_epochs (exploration steps)"),
-    "limit_train_batches": (None, f"trainer.max_epochs for fewer steps; {PASSES}"),
     "overfit_batches": (0, "few questions in data.task, for as many steps as it takes"),
+    "limit_train_batches": (1.0, f"trainer.max_epochs for fewer steps; {PASSES}"),
     "reload_dataloaders_every_n_epochs": (0, "nothing: every step samples anew"),
     "barebones": (False, "trainer.logger=false and trainer.enable_checkpointing=false; it would log no metric either"),
 }
 """Trainer options that conflict with manual optimisation or exact resuming: default, and what to use instead."""
+
+REFUSED_CALLBACKS = {
+    "BackboneFinetuning": "it needs a model in two parts. Use model.policy.adapter to train few weights",
+    "BaseFinetuning": "it freezes nothing by itself. Derive a class from it, or use model.policy.adapter",
+    "BatchSizeFinder": "loop.prompts_per_step and loop.group_size decide the result; loop.max_tokens sets the memory",
+    "GradientAccumulationScheduler": "use loop.max_tokens; it sets the memory of a forward, never the gradient",
+    "LearningRateFinder": "it makes updates without rollouts. Give model.optimizer.lr, and model.lr_scheduler",
+    "ModelPruning": "it changes weights outside of updates. Prune the model first, and give its folder as "
+    "model.policy.path",
+    "OnExceptionCheckpoint": "the next run would go on from its file, unasked, perhaps from the middle of a step. "
+    "last.ckpt has the last whole step; go on from it with ckpt_path=last",
+    "SpikeDetection": "an update returns no loss. Use model.guard.max_bad_updates and model.guard.grad_clip",
+    "StochasticWeightAveraging": "its average reaches neither policy nor checkpoints, and it sets the learning rate to "
+    "swa_lrs. Use EMAWeightAveraging",
+    "ThroughputMonitor": "a step samples before it trains. The run logs perf/tokens_per_second itself",
+}
+"""Lightning's callbacks that do nothing here, or harm: why, and what to use instead. All others work."""
+
+REFUSED_STRATEGIES = {
+    r"^fsdp(?!2)\w*|\bFSDPStrategy\b": "FSDP1 lays the weights of a layer into one flat tensor, which cannot be "
+    "clipped by a norm or saved for other strategies here. Use trainer.strategy=fsdp2, which shards the same",
+    r"^deepspeed\w*|\bDeepSpeedStrategy\b": "DeepSpeed makes the updates itself, and they are made here. Use "
+    "trainer.strategy=fsdp2, which shards weights, gradients and optimizer state",
+    r"^(single_)?(xla|tpu)\w*|\b\w*XLAStrategy\b": "TPUs are not supported. Use trainer.strategy=auto",
+    r"^ddp_(fork|spawn|notebook)\w*|\b(fork|forkserver|spawn)\b": "the trained weights would stay in processes "
+    "that end with the fit. Use trainer.strategy=ddp in a script; in a notebook use trainer.devices=1",
+}
+"""Names, classes and ways to start processes of strategies that go wrong: why, and what to use instead."""
 
 BETTER = {
     "max": r"reward/mean|val/([\w-]+/)?(reward|greedy|\w+@\d+)|rollout/right_and_finished",
@@ -56,6 +86,26 @@ def check_precision(precision: str | int | None) -> None:
     )
 
 
+def check_strategy(strategy: Any) -> None:
+    """Raises UsageError for a strategy that goes wrong: a name, a class with its arguments, or the strategy itself."""
+    kinds = [kind.__name__ for kind in type(strategy).__mro__]
+    for pattern, reason in REFUSED_STRATEGIES.items():
+        if match := re.search(pattern, f"{strategy} {kinds} {internals.start_method(strategy)}"):
+            raise UsageError(f"trainer.strategy={match[0]}: {reason}")
+
+
+def check_options(trainer: Any) -> None:
+    """Raises UsageError for options that conflict with exploration steps, of a trainer or of its configuration."""
+    for name, (default, instead) in REPLACED_BY.items():
+        value = getattr(trainer, name)
+        if value not in (None, default):
+            raise UsageError(f"trainer.{name}={value}: use {instead}")
+    if trainer.check_val_every_n_epoch == 0:
+        raise UsageError("trainer.check_val_every_n_epoch=0: give 1 or more; for none, trainer.limit_val_batches=0")
+    check_precision(trainer.precision)
+    check_strategy(trainer.strategy)
+
+
 def check_half(precision: str | int | None, accelerator: Any) -> None:
     """Raises UsageError for float16 on a CPU, where Lightning would compute in bfloat16."""
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
@@ -69,14 +119,14 @@ def check_half(precision: str | int | None, accelerator: Any) -> None:
 
 def warn_of_lost_updates(policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Warns where weights in bfloat16 lose most updates to rounding, and of a rate that is small for an adapter."""
-    rate = max(group["lr"] for group in optimizer.param_groups)
+    rate = max(group["lr"] or 0.0 for group in optimizer.param_groups)  # None: Adafactor chooses it
     if rate > 0 and any(one.dtype == torch.bfloat16 for one in policy.parameters() if one.requires_grad):
         rank_zero_warn(
             f"model.policy.dtype=bfloat16: a weight keeps 8 bits, so an update of lr={rate:g} is rounded away wherever "
             f"|weight| > {256 * rate:.2g}. For float32 weights with bfloat16 arithmetic set policy.dtype=float32 and "
             "trainer.precision=bf16-mixed"
         )
-    rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    rate = max(float(group.get("initial_lr", group["lr"]) or 0) for group in optimizer.param_groups)
     if policy.adapter is not None and 0 < rate < 1e-5:
         rank_zero_warn(
             f"model.optimizer.lr={rate:g} is one for training all weights: with model.policy.adapter little would be "
@@ -159,16 +209,35 @@ def check_loop(loop: GRPOLoop, module: Any) -> None:
         check_late(module.old_policy, module.objective.correction, module.sampling)
 
 
+def check_run(module: Any, trainer: Any, message_of: Callable[[Exception], str] = str) -> None:
+    """Raises UsageError for a fit that cannot go well, as far as it shows before anything is written."""
+    loop = GRPOLoop.find(trainer)
+    check_loop(loop, module)
+    check_trainer(loop, trainer)
+    num_updates = loop.updates_per_step * trainer.max_epochs if internals.has_end(trainer.max_epochs) else None
+    check_optimizer(module, num_updates, trainer.strategy.root_device, message_of)
+
+
 def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
-    """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
-    limit, overfit = trainer.limit_train_batches, trainer.overfit_batches
-    whole = isinstance(limit, float) and limit == 1 and not overfit  # an int is a number of updates
-    if not whole and not disk.is_trial(trainer):
+    """Raises UsageError for a trainer that cuts passes short, or a callback that goes wrong in a run of steps."""
+    limit, interval, num_updates = trainer.limit_train_batches, trainer.val_check_interval, loop.updates_per_step
+    if not disk.is_trial(trainer):
+        check_options(trainer)
+        if isinstance(limit, int):  # a number of updates
+            raise UsageError(f"trainer.limit_train_batches={limit}: it would cut the passes short; {PASSES}")
+    if isinstance(interval, int) and interval > num_updates and trainer.check_val_every_n_epoch:
         raise UsageError(
-            f"trainer.limit_train_batches={limit}, overfit_batches={overfit}: they would cut the passes of every "
-            f"step short; {PASSES}"
+            f"trainer.val_check_interval={interval}: it counts updates, and a step has {num_updates} (loop.mu x "
+            f"loop.num_minibatches). To validate every {interval} steps set trainer.check_val_every_n_epoch={interval}"
         )
     for callback in trainer.callbacks:
+        name = type(callback).__name__
+        kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning.")]
+        kind = next(iter(kinds), "")
+        # Classes derived from BaseFinetuning choose themselves what to freeze.
+        if kind in REFUSED_CALLBACKS and (kind != "BaseFinetuning" or kind == name):
+            trainer.callbacks.remove(callback)  # or OnExceptionCheckpoint saves a checkpoint now
+            raise UsageError(f"trainer.callbacks={name}: {REFUSED_CALLBACKS[kind]}")
         saves = isinstance(callback, ModelCheckpoint) and internals.saves_in_steps(callback)
         if saves and not callback.save_weights_only:
             raise UsageError(
@@ -188,3 +257,15 @@ def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
             f"loop.prompts_per_step={loop.prompts_per_step} is not a multiple of loop.num_minibatches="
             f"{loop.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
         )
+
+
+def check_limit(trainer: Any, data: Any, stage: str) -> None:
+    """Raises UsageError for a fraction of the batches of a validation, test or prediction that is less than one."""
+    split = "val" if stage in ("fit", "validate") else stage
+    limit = getattr(trainer, f"limit_{split}_batches")
+    for loader in getattr(data, f"{split}_dataloader")() if isinstance(limit, float) and limit else ():
+        if limit * len(loader) < 1:
+            raise UsageError(
+                f"trainer.limit_{split}_batches={limit}: it leaves none of {len(loader)} batches. Lower "
+                f"data.val_batch_size={data.val_batch_size}, or take fewer questions with data.val_limit"
+            )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -98,6 +99,16 @@ def remove_checkpoint(checkpoint: ModelCheckpoint, trainer: L.Trainer, path: str
     """Removes a checkpoint of this run, but no other one."""
     if checkpoint._should_remove_checkpoint(trainer, path, current=""):
         checkpoint._remove_checkpoint(trainer, path)
+
+
+def unasked_checkpoint(trainer: L.Trainer) -> str | None:
+    """The checkpoint that Lightning goes on from in a job of SLURM that is given none: it saves one when requeued."""
+    return trainer._checkpoint_connector._hpc_resume_path if SLURMEnvironment.detect() else None
+
+
+def start_method(strategy: Any) -> str:
+    """How a strategy starts its processes: `popen` starts the program again; empty if it starts none."""
+    return str(getattr(strategy, "_start_method", ""))
 
 
 def saves_in_steps(checkpoint: ModelCheckpoint) -> bool:

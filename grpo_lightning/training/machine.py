@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from grpo_lightning.policy.machine import Machine
@@ -70,8 +72,11 @@ class LightningMachine(Machine):
         return strategy.block_backward_sync() if waits else nullcontext()
 
     def alone(self) -> Sequence[nn.Parameter] | None:
-        """Those that are trained: on a CPU, in one process, with nothing random in a pass and no scaler."""
+        """Those that are trained: on a CPU, in one process, with nothing random in a pass, no scaler and no hook."""
         policy: Policy = self.module.policy
+        hooks = ("on_before_backward", "on_after_backward")
+        if any(is_overridden(hook, callback, Callback) for callback in self.module.trainer.callbacks for hook in hooks):
+            return None
         if self.module.device.type != "cpu" or self.module.trainer.world_size > 1 or policy.dropout or self.scaler:
             return None
         return [parameter for parameter in policy.parameters() if parameter.requires_grad]

@@ -35,7 +35,14 @@ from grpo_lightning.training.averages import (
     resume_trained_weights,
 )
 from grpo_lightning.training.checkpoint_files import check_same_model, fit_snapshots
-from grpo_lightning.training.checks import check_module, check_precision, warn_of_lost_updates
+from grpo_lightning.training.checks import (
+    check_limit,
+    check_module,
+    check_precision,
+    check_run,
+    check_strategy,
+    warn_of_lost_updates,
+)
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import EvaluatingModule, Evaluation, Validation
 from grpo_lightning.training.internals import has_end
@@ -127,8 +134,16 @@ class GRPOModule(EvaluatingModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """The callbacks that keep the trainer to whole steps, and log them."""
-        present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
+        trainer: Any = self.trainer
+        present = {type(callback) for callback in trainer.callbacks}
+        if GRPOLoop in present and trainer.state.fn == TrainerFn.FITTING:
+            check_run(self, trainer)  # before Lightning starts its loggers, which write
         return [kind() for kind in (WholeSteps, StepReport) if kind not in present and GRPOLoop in present]
+
+    def explain(self, trainer: Any, exception: BaseException) -> None:
+        """Raises UsageError where a strategy fails that forks or spawns processes: the exception tells little."""
+        if not isinstance(exception, UsageError):
+            check_strategy(trainer.strategy)
 
     def connect(self, data: Any) -> None:
         """Takes over how the data's prompts are sampled, and the grader of its task where `validation` has none."""
@@ -149,17 +164,18 @@ class GRPOModule(EvaluatingModule):
         trainer, validates = self.trainer, stage != "fit" or self.trainer.limit_val_batches != 0
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, TaskData):
-            self.read_questions(data, stage, validates)
+            self.read_questions(data, stage, trainer)
         longest = self.explorer.sampler.longest(self.sampling)
         run = Run(trainer.strategy.root_device, self.policy.tokenizer, longest, trainer.global_rank)
         for scorer in [one.scorer for one in self.evaluations.values()] if validates else [self.explorer.scorer]:
             scorer.setup(run)
 
-    def read_questions(self, data: TaskData, stage: str, validates: bool) -> None:
+    def read_questions(self, data: TaskData, stage: str, trainer: Any) -> None:
         """Lets the data read what `stage` needs, and the rewards and the judge the questions that they will score."""
         self.connect(data)
-        drawing = self.policy, self.sampling, self.explorer.scorer
-        data.load(stage, *drawing, validates, self.val_sampling, self.evaluation.judge)
+        drawing, validates = (self.policy, self.sampling, self.explorer.scorer), trainer.limit_val_batches != 0
+        data.load(stage, *drawing, stage != "fit" or validates, self.val_sampling, self.evaluation.judge)
+        check_limit(trainer, data, stage)
 
     def load(self, precision: Precision) -> None:
         """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
@@ -285,11 +301,16 @@ class GRPOModule(EvaluatingModule):
         machine, callbacks = LightningMachine(self, optimizer), getattr(self.trainer, "callbacks", [])
         watchers = [SamplerGap(self.parts), *(one for one in callbacks if isinstance(one, Watcher))]
         is_made, metrics = update(minibatch, self.parts, machine, self.guard.grad_clip, watchers)
+        # Lightning calls the hook where it makes the updates itself.
+        for callback in callbacks:
+            callback.on_before_zero_grad(self.trainer, self, optimizer)
+        self.on_before_zero_grad(optimizer)
         optimizer.zero_grad()
         self._step_schedule(is_made)
         if metrics is not None:
-            times = {"optim/lr": torch.tensor(rate), "time/update": torch.tensor(time.perf_counter() - started)}
-            minibatch.step.updates.append((is_made, {**metrics, **times}))
+            rates = {} if rate is None else {"optim/lr": torch.tensor(rate)}  # Adafactor may choose it
+            times = {"time/update": torch.tensor(time.perf_counter() - started)}
+            minibatch.step.updates.append((is_made, {**metrics, **rates, **times}))
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Completes the averages that callbacks have moved by now."""
@@ -304,6 +325,15 @@ class GRPOModule(EvaluatingModule):
         scheduler: Any = self.lr_schedulers()
         if scheduler is not None and (is_made or isinstance(scheduler, WarmupCosine)):
             scheduler.step()
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raises UsageError: a checkpoint holds weights, and not what the module is made of."""
+        raise UsageError(
+            f"GRPOModule.load_from_checkpoint({str(checkpoint_path)!r}): a checkpoint holds no policy, rewards or "
+            "engine. Make the module as for the run, and give the path to the trainer, as in "
+            "trainer.validate(module, datamodule=data, ckpt_path=path)"
+        )
 
     def teardown(self, stage: str) -> None:
         """Closes the engine, the rewards and the environment."""

@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -119,6 +121,47 @@ class OptimizerOptions:
             f"the learning-rate schedule goes on from update {num_updates} as if these options had been given from the "
             f"first, with a learning rate of {float(self.optimizer.param_groups[0]['lr']):g}"
         )
+
+
+def check_optimizer(
+    module: Any, num_updates: int | None, device: torch.device, message_of: Callable[[Exception], str] = str
+) -> None:
+    """Raises UsageError where a module's optimizer refuses a step, or its schedule one of the run's updates.
+
+    Both are tried on a few numbers. The policy, its optimizer and the random numbers stay as they are.
+
+    Args:
+        module: A `GRPOModule`, whose weights need not be loaded.
+        num_updates: Updates of the whole run; None if it has no end.
+        device: That of the weights: some optimizers are for GPUs alone.
+        message_of: From an exception to its message.
+    """
+    num_dims = {weights.ndim for weights in module.policy.parameters() if weights.requires_grad}
+    if not num_dims:  # not loaded yet: norms and biases have one dimension, the matrices of adapters two
+        num_dims = {1, 2} if module.policy.adapter is None else {2}
+    parameters = [nn.Parameter(torch.zeros((2,) * dims, device=device)) for dims in sorted(num_dims)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    place = "model.optimizer"
+    with isolate_rng(device.type == "cuda"), warnings.catch_warnings(action="ignore"):
+        try:
+            optimizer = module.optimizer(parameters)
+            place = f"model.optimizer={type(optimizer).__name__}: it cannot update by a gradient alone"
+            optimizer.step(lambda: None)  # as Lightning calls it
+            ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if ids.isdisjoint(map(id, parameters)):
+                raise ValueError("it does not hold the weights that it is given")
+            place = "model.lr_scheduler"
+            scheduler = OptimizerOptions(optimizer, module.lr_scheduler, num_updates).scheduler
+            for update in range(num_updates or 0) if scheduler else ():
+                place = f"model.lr_scheduler={type(scheduler).__name__}: it ends after update {update} of {num_updates}"
+                scheduler.step()  # type: ignore[union-attr]
+        except UsageError:
+            raise
+        except Exception as error:
+            text = message_of(error)
+            advice = ". Use AdamW, or train model.policy.adapter, whose weights are" if "2D parameters" in text else ""
+            raise UsageError(f"{place}: {text}{advice}") from error
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from grpo_lightning.grpo.step import Minibatch
 from grpo_lightning.training import internals
 from grpo_lightning.training.board import rewind
 from grpo_lightning.training.checkpoint_files import check_whole_step
-from grpo_lightning.training.checks import check_loop, check_trainer
 from grpo_lightning.training.internals import replaced
 
 
@@ -36,12 +35,10 @@ class WholeSteps(Callback):
         self._validated = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Checks that loop, module and trainer go together."""
+        """Prepares the validation before the first step."""
         if stage != "fit":
             return
         loop = GRPOLoop.find(trainer)
-        check_loop(loop, pl_module)
-        check_trainer(loop, trainer)
         self.validates_now = loop.validate_first and trainer.current_epoch == 0 and not disk.is_trial(trainer)
         if self.validates_now:
             # Lightning's own validation before training: it leaves the random numbers alone, and no callback counts it

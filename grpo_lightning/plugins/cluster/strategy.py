@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from grpo_lightning.policy.sharding import assembled, sharded_like
 from grpo_lightning.training.checkpoint_files import read_checkpoint
-from grpo_lightning.types import UsageError
 
 
 class FSDP2Strategy(ModelParallelStrategy):
@@ -83,14 +82,3 @@ class FSDP2Strategy(ModelParallelStrategy):
             for index, values in state["state"].items():
                 state["state"][index] = {name: sharded_like(value, parameters[index]) for name, value in values.items()}
             optimizer.load_state_dict(state)
-
-
-def check_strategy(strategy: Any) -> None:
-    """Raises UsageError for FSDP1, given as `trainer.strategy` is: a name, or a class with its arguments."""
-    name = strategy if isinstance(strategy, str) else str(getattr(strategy, "class_path", type(strategy).__name__))
-    is_class = name.rpartition(".")[2] == FSDPStrategy.__name__
-    if is_class or (name.startswith("fsdp") and name != "fsdp2"):
-        raise UsageError(
-            f"trainer.strategy={name}: FSDP1 lays the weights of a layer into one flat tensor, which cannot be clipped "
-            "by a norm or saved for other strategies here. Use --trainer.strategy fsdp2, which shards the same"
-        )

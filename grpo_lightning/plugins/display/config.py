@@ -1,8 +1,11 @@
 """The configuration of a run: in its folder, with those of earlier starts, and in its loggers."""
 
 import inspect
+import re
+import warnings
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import yaml
@@ -12,8 +15,16 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import grpo_lightning
 from grpo_lightning import disk
+from grpo_lightning.command.internals import subparsers_of
 from grpo_lightning.plugins.inspect.configs import UNTIL, differing, earlier_files, flat, without_secrets
 from grpo_lightning.training.evaluation import judge_class
+from grpo_lightning.types import UsageError
+
+FOREIGN = r"class_path='(?!grpo_lightning\.|torch\.optim\.)"
+"""A class of another library, or of the user's, in the text of a configuration."""
+
+UNREADABLE = "Unable to serialize instance "
+"""How jsonargparse begins the text that it writes in place of an object."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -41,7 +52,7 @@ class SaveConfig(SaveConfigCallback):
             config["model.validation.judge"] = made
         # The file describes the run, not how it was started.
         config["ckpt_path"] = None
-        text = self.parser.dump(config, skip_none=False)
+        text = self.parser.dump(config, skip_unset=False)
         folder = Path(trainer.default_root_dir)
         self._keep(folder / "config.yaml", text, trainer.current_epoch, resumed=trainer.ckpt_path is not None)
         for logger in trainer.loggers:
@@ -63,6 +74,39 @@ class SaveConfig(SaveConfigCallback):
             if resumed:
                 rank_zero_info(f"continued with other options ({old.name} has the earlier ones): {', '.join(changes)}")
         disk.write_whole(path, text)
+
+
+def check_readable(parser: Any, config: Namespace) -> None:
+    """Raises UsageError for options that config.yaml could not give back, so that no run could go on with it.
+
+    Args:
+        parser: That of the whole command line.
+        config: The options of a subcommand, with its name.
+    """
+    parser, config = subparsers_of(parser)[config.subcommand], config[config.subcommand]
+    if not re.search(FOREIGN, str(config)):
+        return  # classes of this package and the optimizers are read back, as tests show, and it takes a while
+    place = "config.yaml, with which a run goes on,"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # jsonargparse warns of what the loop below refuses
+            text = parser.dump(config, skip_unset=False)
+    except (ValueError, TypeError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UsageError(f"{place} cannot hold {cause.args[-1]}. Give text or numbers") from error
+    for key, value in flat(yaml.safe_load(text)).items():
+        if UNREADABLE in str(value):
+            raise UsageError(
+                f"{key}: {place} cannot hold {str(value).removeprefix(UNREADABLE)}. Give a function or class of a "
+                "module, by its import path"
+            )
+    try:
+        again = parser.dump(parser.parse_string(text), skip_unset=False)
+    except UsageError as error:
+        raise UsageError(f"{place} could not be read again: {error}") from error
+    if changes := differences(text, again):
+        raise UsageError(f"{place} would be read as other options: {', '.join(changes)}. Give other values for them")
 
 
 def differences(earlier: str, later: str) -> list[str]:

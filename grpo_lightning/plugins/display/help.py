@@ -1,6 +1,7 @@
 """The help of the command line: its sections in the order of use, classes by their names, and defaults as in YAML."""
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,20 @@ class HelpfulParser(Parser):
             given = [arg.partition(".help")[0] for arg in (sys.argv if args is None else args) if ".help" in arg]
             HelpfulParser.asked = given[-1] if given else ""
         return super().parse_args(args, *others, **kwargs)
+
+    def dump(self, namespace: Any, *args: Any, **kwargs: Any) -> str:
+        """YAML without defaults that it cannot hold, such as a torch.device: the class that has them knows them."""
+        namespace = namespace.clone()
+        parameters = inspect.signature(self.owner).parameters if self.owner else {}
+        for name, value in [*vars(namespace).items()]:
+            has_import_path = "<" not in getattr(value, "__qualname__", "<")  # no lambda or inner function has
+            is_plain = type(value).__module__ in ("builtins", "datetime", type(namespace).__module__)
+            is_default = name in parameters and parameters[name].default is value
+            if is_default and not (has_import_path if callable(value) else is_plain):
+                del namespace[name]
+        if "skip_none" in kwargs:  # Lightning 2.6 calls it so; jsonargparse would warn of it here
+            kwargs["skip_unset"] = kwargs.pop("skip_none")
+        return super().dump(namespace, *args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """The help: short usage, then the sections in the order of use."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+from grpo_lightning.training.checks import REPLACED_BY
+
 MOST_NAMES = 20  # the number of names from which a message lists the nearest alone
 
 BY_CLASS = "a class is given as {class_path: NAME, init_args: {KEY: VALUE}}"
@@ -56,9 +58,21 @@ ELSEWHERE = {
 """Options here, and what TRL calls them | what verl calls them."""
 
 
+MEANT = {
+    **dict.fromkeys(("fp16", "float16", "half", "16-true"), "16-mixed"),
+    **dict.fromkeys(("bfloat16", "bf16-true"), "bf16-mixed"),
+    **dict.fromkeys(("fp32", "float32", "float", "full"), "32-true"),
+    **dict.fromkeys(("cosine", "cosine_with_warmup", "cosine_with_min_lr", "warmup"), "WarmupCosine"),
+    **dict.fromkeys(("linear", "linear_with_warmup"), "LinearLR"),
+}
+"""What other programs call a value, and what it is here."""
+
+
 def instead(flag: str, names: Sequence[str]) -> str:
     """The option that was meant by a key that is none: of TRL's, of the same name elsewhere, or spelled alike."""
     key = flag.removeprefix("--")
+    if replaced := REPLACED_BY.get(key.rpartition(".")[2]):
+        return f" Use {replaced[1]}"
     dashes, (head, dot, rest) = flag.removesuffix(key), key.partition(".")
     sections = list(dict.fromkeys(name.partition(".")[0] for name in names if "." in name))
     same = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -109,6 +123,8 @@ def nearest(given: str, names: Sequence[str], number: int = 1, cutoff: float = 0
     """The names nearest to what was given, whatever their case; those that begin with it are nearest."""
     if not given:
         return list(names)[:number] if not cutoff else []
+    if MEANT.get(given.lower()) in names:
+        return [MEANT[given.lower()]]
     lower = {name.lower(): name for name in reversed(names)}
     begin = [name for name in names if name.lower().startswith(given.lower()) and len(given) > 2]
     close = [lower[name] for name in get_close_matches(given.lower(), lower, number, cutoff)]

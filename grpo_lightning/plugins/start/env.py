@@ -4,6 +4,7 @@ import argparse
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -12,8 +13,12 @@ def main(args: Sequence[str] | None = None) -> int:
     """Prints a line per fact; returns the exit code."""
     description = "Prints the versions of Python and of the packages, and the hardware, for a bug report."
     argparse.ArgumentParser("grpo env", description=description).parse_args(args)
-    for name, value in (*packages(), *hardware()):
-        print(f"{name}: {value}")
+    try:
+        for name, value in (*packages(), *hardware()):
+            print(f"{name}: {value}", flush=True)
+    except BrokenPipeError:
+        # Of `grpo env | head`: what is still to come goes nowhere, as Python's manual advises.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -199,13 +199,18 @@ def check_overwriting(trainer: L.Trainer, ckpt_path: str | Path | None) -> None:
     is_own = ckpt_path is not None and ("://" in str(ckpt_path) or Path(ckpt_path).resolve().parent == folder.resolve())
     if not is_own and (folder / "last.ckpt").exists():
         raise UsageError(
-            f"{folder.parent} already holds a run. Continue it with --ckpt_path last, or choose another folder with "
-            "--trainer.default_root_dir"
+            f"{folder.parent} already holds a run. Continue it with ckpt_path=last, or choose another folder with "
+            "trainer.default_root_dir"
         )
 
 
 def checkpoint_to_read(given: str | None, stage: str, trainer: L.Trainer, weights_only: bool | None) -> str | None:
     """The checkpoint that `--ckpt_path` means; None for a run that begins anew, as `fit --ckpt_path last` may."""
+    if given is None and stage == "fit" and (unasked := internals.unasked_checkpoint(trainer)):
+        raise UsageError(
+            f"{unasked}: Lightning, which left it when SLURM requeued a job, would go on from it, unasked. Give a "
+            "ckpt_path, such as `last`, or remove the file"
+        )
     if given is None or "://" in given:
         return given
     # Lightning looks for `last` only where checkpoints are written.

@@ -1,10 +1,12 @@
 """Completions divided among threads: the parts, what threads take over, and the same numbers as without."""
 
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
-from helpers.fast import policy_of
+from helpers.fast import fit, policy_of
 from helpers.tiny import requests_of
 
 from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Sampling
@@ -61,3 +63,20 @@ def test_conversations_are_not_divided() -> None:
     assert engine._num_threads(policy) == 2
     with engine.conversations():
         assert engine._num_threads(policy) == 1
+
+
+class SeesBackward(L.Callback):
+    """Counts the backward passes."""
+
+    passes = 0
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.passes += 1
+
+
+def test_a_callback_that_sees_backward_passes_sees_those_of_threads(tmp_path: Path) -> None:
+    callback = SeesBackward()
+    policy = policy_of("llama")
+    policy.compute.threads = 2
+    fit(tmp_path, [callback], policy=policy, loop={"max_tokens": 40}, trainer={"max_epochs": 1})
+    assert callback.passes > 1

@@ -105,3 +105,13 @@ def test_wheel_and_sdist_hold_all_that_is_no_python(tmp_path: Path, monkeypatch:
     package = [path for name in ("configs", "grpo_lightning") for path in (source / name).rglob("*") if path.is_file()]
     expected = {path.relative_to(source).as_posix() for path in package}
     assert held == {name if name.startswith("grpo_lightning/") else f"grpo_lightning/{name}" for name in expected}
+
+
+def test_the_versions_may_be_cut_short() -> None:
+    """As by `grpo env | head -1`."""
+    command = [sys.executable, "-m", "grpo_lightning", "env"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True) as env:
+        assert env.stdout is not None and env.stderr is not None
+        env.stdout.close()
+        errors = env.stderr.read()
+    assert env.returncode == 0 and errors == ""
