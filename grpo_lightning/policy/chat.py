@@ -26,16 +26,19 @@ def rendered(tokenizer: Any, messages: Sequence[Message], roles_of_parts: Sequen
     template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
     if "strftime_now" in template:
         # A macro in place of the clock. What follows keeps a line break at its beginning.
-        replace = "".join(f" | replace('%{sign}', '{DAY.strftime('%' + sign)}')" for sign in "aAbBdHIjmMpSyYDFT")
+        signs = {f"%{sign}": DAY.strftime(f"%{sign}") for sign in "aAbBcCdDeFgGhHIjmMnprRStTuUVwWxXyYzZ%"}
+        replace = "".join(f" | replace('{sign}', '{text}')" for sign, text in ({"%-": "%"} | signs).items())
         template = f"{{% macro strftime_now(format) %}}{{{{ format{replace} }}}}{{% endmacro %}}{{{{ '' }}}}" + template
     return str(tokenizer.apply_chat_template(turns, tokenize=False, **options | {"chat_template": template}))
 
 
 def hidden(text: str, messages: Sequence[Message]) -> str | None:
     """The first content that does not stand in a rendered text; a template may trim contents, and nothing else."""
-    is_shown = "'type': 'text'" not in text
     contents = [message["content"].strip() for message in messages]
-    return next((content for content in contents if not is_shown or content not in text), None)
+    # A list that is written as Python or JSON has it.
+    mark = "'type': 'text'"
+    is_list = text.replace('"', "'").count(mark) > "".join(contents).replace('"', "'").count(mark)
+    return next((content for content in contents if is_list or content not in text), None)
 
 
 class Chat:
@@ -126,14 +129,15 @@ class Chat:
                 "ends, or set data.chat=false and write data.template"
             )
         header = begun.removeprefix(before)[: -len(answer_prefix)]
-        is_twice = words(answer_prefix)[:1] == words(header)[-1:]
+        begin, end = words(answer_prefix), words(header)
+        is_twice = any(end[-size:] == begin[:size] for size in range(1, len(begin) + 1))
         require(not is_twice, f"{key} writes it too, and answers would begin with it twice; leave it out")
         return begun
 
 
 def words(text: str) -> list[str]:
     """The words and tags of a text."""
-    return re.findall(r"<[^<>]*>|[^\s<]+", text)
+    return re.findall(r"<[^<>]*>|\[[^][]*\]|[^\s<[]+|\S", text)
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:

@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 class FunctionReward(Reward):
     """The number that your own function returns: `def shorter(sample): return -len(sample.token_ids)`.
 
-    It needs no class: the shortest way to a reward of your own. The name of its argument decides what it gets:
+    It needs no class: the shortest way to a reward of your own. Wherever a reward is expected, the import path of a
+    function stands for it, `rewards: [my_rewards.shorter]`, and in Python the function itself. The name of its argument
+    decides what it gets:
 
     - `def f(sample)` gets one completion and returns a finite number;
     - `def f(samples)` gets a list of the completions of one prompt, and returns a list of as many numbers. It can

@@ -172,7 +172,8 @@ class TaskData(L.LightningDataModule, Observer):
         """The questions of a split whose prompt leaves room for `new_tokens` more, which `key` sets."""
         questions, context, tokenizer = self.task.questions(split), self.policy.context_length, self.policy.tokenizer
         room = math.inf if context is None else context - new_tokens
-        stops = tuple(tokenizer.convert_ids_to_tokens([*self.policy.stop_ids]))
+        # Some models name stop tokens that their tokenizer lacks.
+        stops = tuple(filter(None, tokenizer.convert_ids_to_tokens([*self.policy.stop_ids])))
         is_large = len(tokenizer) > self.policy.text_config.vocab_size
         too_long: dict[int, int] = {}  # tokens of the prompt, by row
         for row, question in enumerate(questions):

@@ -135,6 +135,8 @@ def test_the_question_is_trimmed_and_nothing_else() -> None:
         written(TAGS.replace("m.content", "m.content | e"), "Is <b> bold?")
     with pytest.raises(UsageError, match=r"leaves out or changes 'a</think>b'"):
         written(SPLIT, "a</think>b")
+    code = "What is [{'type': 'text'}]?"
+    assert written(PARTS, code) == f"<user>{code}<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -160,13 +162,15 @@ def test_a_template_that_throws_dice_is_one_message() -> None:
 
 def test_system_and_question_may_be_read_in_two_ways() -> None:
     assert written(PLAIN_SYSTEM, system="Add.") == "Add. <user>Q<assistant>"
+    as_json = PLAIN_SYSTEM.replace("messages[0].content +", "(messages[0].content | tojson) +")
+    assert written(as_json, system="Add.") == '"Add." <user>Q<assistant>'
     assert written(PARTS, system="Add.") == "<system>Add.<user>Q<assistant>"
     with pytest.raises(UsageError, match=r"data.system='Add.': .* no system turn"):
         written(PARTS.replace("messages %}<", "messages if m.role != 'system' %}<"), system="Add.")
 
 
 def test_a_day_is_like_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tomorrow(chat_template_utils.datetime):  # type: ignore[name-defined, misc]
+    class Tomorrow(chat_template_utils.datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return cls(2031, 5, 6)
@@ -175,6 +179,7 @@ def test_a_day_is_like_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
     assert (written(DATE), written("\n" + DATE)) == before
     assert before[1] == "\n" + before[0]
+    assert written("{{ strftime_now('%-d.%m.%y, %H:%M, %%') }} " + TAGS).startswith("26.07.24, 00:00, % <user>")
     assert "1 May 1999" in written(DATE_OF_LLAMA, variables={"day": "1 May 1999"})
 
 
@@ -189,6 +194,8 @@ def test_variables_of_the_template() -> None:
         (THINK, "<think>\nWell,"),
         (THINK.replace("\n", ""), " <think>"),
         (TAGS.replace("<assistant>", "<assistant>Let me think"), "think"),
+        (TAGS.replace("<assistant>", "[/INST][THINK]"), "[THINK] So"),
+        (TAGS.replace("<assistant>", "<assistant><|channel|>analysis<|message|>"), "<|channel|>analysis<|message|>"),
         # Without a mark for the beginning of an answer, every answer begins so.
         (MISTRAL.replace("' ' + m", "' <think>' + m"), "<think>"),
     ],

@@ -125,11 +125,11 @@ def test_a_prompt_that_ends_with_a_stop_token_is_refused_before_the_run(end: str
 def test_stop_tokens_are_known_before_the_weights_are_read(tmp_path: Path) -> None:
     model, spell = model_of("llama"), tokenizer()
     model.config.eos_token_id = None
-    model.generation_config.eos_token_id = 9
+    model.generation_config.eos_token_id = [9, 5000]  # the tokenizer has no token for the last
     model.save_pretrained(tmp_path)
     spell.save_pretrained(tmp_path)
     policy = Policy(str(tmp_path))
-    assert policy.stop_ids == {9, 5}
+    assert policy.stop_ids == {9, 5, 5000}
     with pytest.raises(UsageError, match=r"asks:0: the prompt ends with '3'"):
         loaded(policy, "123")
     (tmp_path / "generation_config.json").unlink()

@@ -50,16 +50,20 @@ def import_mistake(path: str, families: Sequence[type]) -> str:
 def of_function(value: Any) -> Any:
     """The options of a reward; of the import path of a function those of a `FunctionReward` with that function."""
     path = value.get("class_path") if isinstance(value, dict) else value
-    module, _, name = path.rpartition(":" if ":" in path else ".") if isinstance(path, str) else ("", "", "")
+    if not isinstance(path, str):
+        return value
+    module, _, name = path.rpartition(":" if ":" in path else ".")
     if not module or not name.isidentifier():
         return value
-    try:
-        is_function = module.endswith(".py") or inspect.isfunction(import_object(f"{module}.{name}"))
-    except (ImportError, AttributeError, ValueError):
-        return value
-    options = (value.get("init_args") if isinstance(value, dict) else None) or {}
-    wrapped = {"class_path": "grpo_lightning.FunctionReward", "init_args": {"function": path, **dict(options)}}
-    return wrapped if is_function else value
+    if not module.endswith(".py"):
+        try:
+            function = import_object(f"{module}.{name}")
+        except (ImportError, AttributeError, ValueError):
+            return value
+        if inspect.isclass(function) or not callable(function):
+            return value
+    arguments = value.get("init_args") if isinstance(value, dict) else None
+    return {"class_path": "grpo_lightning.FunctionReward", "init_args": {"function": path, **dict(arguments or {})}}
 
 
 def failure(module: str, error: BaseException) -> str:
