@@ -49,21 +49,33 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
         return replace(form, value=value, domain=domain or form.domain, excluded=excluded, joins=joins - {"and"})
     forms = [_settled(item, None) for item in items]
     kind = "or" if "or" in joins else "both" if "and" in joins else "list"
-    fields = [(name, form.value) for form in forms for name in form.names]
-    names = {name for name, _ in fields}
     domain = domain or forms[-1].domain
     last = replace(forms[-1], names=frozenset(), links=(), close=None, domain=domain, joins=joins)
     if any(form.item.chain[1] and form.value is form.item.chain for form in forms):
         return replace(last, value=("or" if ";" in joins else kind, *(item.chain for item in items)))
     if any(form.item.unit not in ((), items[-1].unit) or not is_true(form) for form in forms):
         return None
-    if kind != "or" and len(fields) == len(names) == len(items) and all(len(form.names) == 1 for form in forms):
-        return replace(last, value=("record", *fields))
-    is_one = kind == "or" and len({literal(form.value) for form in forms}) == len({i.unit for i in items}) == 1
-    if is_one and literal(forms[0].value) is not None:  # `3/4 or 0.75`
+    records = _records(forms)
+    if len(records) > 1 and claim.joins != {"or"}:
+        return replace(last, value=("list", *records))
+    if len(records) == 1 and kind != "or":
+        return replace(last, value=records[0])
+    is_one_unit = len({item.unit for item in items}) == 1
+    if kind == "or" and is_one_unit and all(equal(forms[0].value, form.value) for form in forms):  # `3/4 or 0.75`
         return replace(forms[0], domain=domain)
     stems = {frozenset(name.partition("_")[0] for name in form.names) for form in forms if form.names}
     return replace(last, value=(kind, *expanded([form.value for form in forms]))) if len(stems) < 2 else None
+
+
+def _records(forms: Sequence[Form]) -> list[Node]:
+    """The groups of named values in a list: two of `p=5, q=2; p=7, q=2`. A name that comes again begins a group."""
+    records: list[dict[str, Node]] = [{}]
+    for form in forms:
+        if records[-1].keys() & form.names:
+            records.append({})
+        records[-1] |= dict.fromkeys(sorted(form.names), form.value)
+    are_alike = all(form.names for form in forms) and len({frozenset(record) for record in records}) == 1
+    return [("record", *record.items()) for record in records] if are_alike and len(records[0]) > 1 else []
 
 
 def _in_one_unit(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -114,7 +126,7 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     for index, link in enumerate(before):
         if name := _names(link, asked):
             names |= set(name)
-        elif index or not symbols(link) or (link[0] not in WHOLES and equal(link, value)):
+        elif index or not symbols(link) | symbols(value) or (link[0] not in WHOLES and equal(link, value)):
             links.append(link)
         else:
             return unsolved
@@ -136,7 +148,7 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     is_asked = asked is not None and (
         key(tree) in asked - {()} or (not asked and (is_sum or (names and kind in ("call", "abs"))))
     )
-    is_measure = is_upper and (kind in ("call", "abs", "pow") or (kind == "mul" and asked is not None))
+    is_measure = is_upper and (kind in ("call", "abs", "pow", "div") or (kind == "mul" and asked is not None))
     is_name = kind == "apply" or is_measure or is_asked or tree[:2] == ("call", "norm") or (is_sum and kind == "ratio")
     return (repr(tree),) if is_name else ()
 

@@ -99,7 +99,8 @@ class Comparison:
         """The outcome, as of `compare`."""
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
-        is_spelt = _spelling(answer) == spelling
+        if _spelling(answer) == spelling:
+            return EQUAL
         verdict = gold.strip().casefold()
         words = answer.casefold().replace(r"\text", "").replace("{", "").replace("}", "").split()
         is_verdict = verdict in _VERDICTS and words[:1] == [f"{verdict},"]
@@ -108,7 +109,7 @@ class Comparison:
         try:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
-            return EQUAL if is_spelt else UNPARSEABLE
+            return UNPARSEABLE
         self.allowed = finished.allowed((part for item in gold_claim.items for part in item.chain[2]), self.question)
         self.claims = [gold_claim]
         for claim in self.readings(gold_claim, answer):
@@ -116,9 +117,9 @@ class Comparison:
             if self.is_other_name(form_of(gold_claim), form_of(claim)):
                 return DIFFERENT
             if self.same(gold_claim, claim):
-                wants_work = self.finished and self.question and not is_spelt
+                wants_work = self.finished and self.question
                 return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
-        return DIFFERENT if self.claims[1:] else EQUAL if is_spelt else UNPARSEABLE
+        return DIFFERENT if self.claims[1:] else UNPARSEABLE
 
     def readings(self, gold: Claim, answer: str) -> Iterator[Claim]:
         """Yields the claims that an answer may make: read strictly, behind the question's own words, as a sentence."""
@@ -383,13 +384,12 @@ class Comparison:
                 return bool(span and other and self.same_spans(span, other))
         if {kind, answer[0]} & {*LISTS}:
             return self.same_members(gold, answer)
+        if "time" in (kind, answer[0]):
+            half, *clock = _clock(gold)
+            return half in ("", _clock(answer)[0]) and clock == _clock(answer)[1:]
         if kind == "ratio" and answer[0] != "ratio":
             values = [literal(part) or Fraction() for part in parts]
-            is_quotient = len(values) == 2 and values[1] and values[0] / values[1] == literal(answer)
-            return bool(is_quotient) or (answer[0] == "time" and values == list(answer[2:][: len(values)]))
-        if kind == "time" and answer[0] == "ratio":  # `17:00` for `5 p.m.`
-            hours, *minutes = [literal(part) or Fraction() for part in (*others, (), ())]
-            return gold[1] == "pm" and 13 <= hours <= 23 and gold[2:] == (hours - 12, *minutes[:2])
+            return bool(len(values) == 2 and values[1] and values[0] / values[1] == literal(answer))
         if kind == answer[0] == "cases":
             pairs = _rows(gold), _rows(answer)
             return len(pairs[0]) == len(pairs[1]) and all(
@@ -402,7 +402,7 @@ class Comparison:
             parts, others = gold[3:], answer[3:] if gold[1:3] == answer[1:3] else ()
         if kind == answer[0] == "chain":
             return self.same_relation(gold, answer)
-        if kind != answer[0] or kind in ("time", "numbers", "dots", "base", "builder"):
+        if kind != answer[0] or kind in ("numbers", "dots", "base", "builder"):
             return gold == answer
         orders = [others, others[::-1]] if kind in ("union", "meet") else [others]
         return any(len(parts) == len(order) and all(map(self.same_part, parts, order)) for order in orders)
@@ -501,6 +501,14 @@ def _texts(tree: Node) -> list[str]:
     return [" ".join(dropwhile(_ARTICLES.__contains__, text[:-1])) + f" {text[-1]}" for text in texts if text]
 
 
+def _clock(tree: Node) -> list[Any]:
+    """A time as `am`, `pm` or nothing, hours, minutes and seconds; `17:00` is `5 p.m.`."""
+    half, *clock = tree[1:] if tree[0] == "time" else ("", *((literal(part) or Fraction()) for part in tree[1:]))
+    if not half and clock[:1] and 13 <= clock[0] <= 23:
+        half, clock[0] = "pm", clock[0] - 12
+    return [half, *clock, *[Fraction()] * (3 - len(clock))]
+
+
 def _rows(tree: Node) -> list[tuple[Node, Span]]:
     """The rows of a function by cases, each with its set of numbers; `otherwise` is what remains."""
     spans = [span_of(row[-1]) for row in tree[1:]]
@@ -529,9 +537,9 @@ def _bare_text(text: str) -> str:
 
 
 def _spelling(text: str) -> tuple[str, ...]:
-    """The tokens of a text, without braces that only group; none if it has none, or open braces."""
+    """The tokens of a text; none if it has none, or open braces."""
     is_closed = text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     try:
-        return tuple(token.text for token in tokenize(text) if token.text not in ("{", "}") and is_closed)
+        return tuple(token.text for token in tokenize(text)) if is_closed else ()
     except Unreadable:
         return ()

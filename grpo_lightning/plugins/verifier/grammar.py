@@ -53,7 +53,8 @@ _add = _joined("add")
 def signed(sign: str, node: Node) -> Node:
     """The node with a sign before it."""
     if sign == "-":
-        return ("number", -node[1], node[2]) if node[0] == "number" else ("neg", node)
+        is_positive = node[0] == "number" and node[1] >= 0
+        return ("number", -node[1], node[2]) if is_positive else ("neg", node)
     return ("pm", 1 if sign == "pm" else -1, node) if sign in ("pm", "mp") else node
 
 
@@ -295,7 +296,8 @@ class _Parser:
             return _meaning(" ".join(found)) or ("words", *found)
         node = self.name() or self.expression()
         node = _meaning(node[1]) or node if node[0] == "symbol" else node
-        if half := self.take_word("am", "pm"):
+        is_clock = node[0] == "ratio" or (node[0] == "number" and node[1] <= 12 and node[1].denominator == 1)
+        if is_clock and (half := self.take_word("am", "pm")):
             parts = node[1:] if node[0] == "ratio" else (node,)
             return ("time", half, *(*(part[1] for part in parts), Fraction(), Fraction())[:3])
         return node
@@ -364,15 +366,16 @@ class _Parser:
         currency = self.currency()
         factors: dict[str, int] = {currency: 1} if currency else {}
         self.unit_product(factors, 1)
-        self.take("/")
+        if self.take("/") and not (factors or sign):
+            self.unit_product(factors, -1)
         phrase: list[str] = []
         while (self.next.kind in ("word", "symbol") and not self.opens_condition()) or (
-            self.next.text == "in" and phrase
+            self.next.text in ("in", "/") and phrase
         ):
             phrase.append(self.advance())
         if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
             self.position += 1
-        is_letter = any(len(b) == 1 and b not in "aAI/" and a != "of" for a, b in pairwise(["", *phrase]))
+        is_letter = any(len(b) == 1 and b not in "aAI/" and a not in ("of", "/") for a, b in pairwise(["", *phrase]))
         if is_letter or changes(phrase, self.known):
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
         inside = self.tokens[self.position + 1 : self.matching(self.position)] if self.next.text == "(" else []
@@ -418,19 +421,23 @@ class _Parser:
     def is_letter_of_unit(self) -> bool:
         """Whether a letter begins here that is a unit: `m` of `7 m`, if it is no variable of the question."""
         token, before = self.next, self.peek(-1)
-        is_unit = token.kind == "symbol" and token.text in UNITS and token.text not in self.known
+        is_unit = token.kind == "symbol" and self.names_unit(token)
         return is_unit and (before.text in ("/", "*", "{") or before.kind == "word" or self.opens_unit())
+
+    def names_unit(self, token: Token) -> bool:
+        """Whether a token is a unit: a word, or a letter that is no variable of the question."""
+        return token.text in UNITS and (len(token.text) > 1 or token.text not in self.known)
 
     def opens_unit(self) -> bool:
         """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
         token, before = self.next, self.peek(-1)
         if before.text == "circ":
             return token.text in ("C", "F")
-        is_text = self.texts(2) == ["frac", "{"] and self.peek(2).text in UNITS.keys() - self.known
+        is_text = self.texts(2) == ["frac", "{"] and self.names_unit(self.peek(2))
         if before.kind != "number" or not (is_text or (token.spaced and (self.known or self.peek(1).text == "/"))):
             return False
         rest = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
-        is_unit = [token.text in UNITS and token.text not in self.known for token in rest]
+        is_unit = [*map(self.names_unit, rest)]
         others = [token for token, is_one in zip(rest, is_unit, strict=True) if not is_one]
         is_rest = all(token.kind == "number" or token.text in tuple("/^{}-*") or token is rest[0] for token in others)
         return is_rest and (is_unit[0] or is_text)

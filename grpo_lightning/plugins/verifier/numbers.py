@@ -57,7 +57,8 @@ def literal(tree: Node) -> Fraction | None:
 def _is_finished(tree: Node) -> bool:
     kind, *parts = tree
     if kind in ("neg", "percent"):
-        return parts[0][0] != kind and _is_finished(parts[0])
+        is_double = parts[0][0] == kind or (kind == "neg" and parts[0][0] == "number")  # `-(-3)`
+        return not is_double and _is_finished(parts[0])
     if kind == "div":
         bare = [part[1] if part[0] == "neg" else part for part in parts]
         return all(part[0] in ("number", "pow") and _is_finished(part) and not _is_inverse(part) for part in bare)

@@ -26,7 +26,7 @@ _COPIED = word_set("in for after when if over during within at of on from with b
 _EXPLAINED = re.compile(r"([^:()]*\d[^:()]*)(?:\(([^()]+)\)|:\s+([^:()]+))")
 _VERB = re.compile(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)")
 _FORMULA = re.compile(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)")
-_ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
+_ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]+\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
 _VARIABLE = re.compile(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])")
 _MAX_WORDS = 40
 

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from grpo_lightning.plugins.verifier.grammar import Node
+from grpo_lightning.plugins.verifier.grammar import Node, signed
 from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise
 
 SPANS = frozenset(["numbers", "union", "minus", "meet", "chain", "builder"])
@@ -101,7 +101,7 @@ def _span_of_chain(operators: tuple[str, ...], operands: tuple[Node, ...]) -> Sp
         return span_of(operands[0])
     if operands[0][0] == "abs" and operands[0][1][0] == "symbol" and len(operands) == 2 and operators[0] in FLIPPED:
         name, end = operands[0][1], operands[1]  # `|x| < 3`
-        other = ("chain", (FLIPPED[operators[0]],), (name, ("neg", end)))
+        other = ("chain", (FLIPPED[operators[0]],), (name, signed("-", end)))
         return span_of(("both" if operators[0] in ("<", "le") else "either", ("chain", operators, (name, end)), other))
     total, names = LINE, set()
     for left, operator, right in zip(operands, operators, operands[1:], strict=False):

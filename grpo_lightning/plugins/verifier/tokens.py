@@ -48,6 +48,7 @@ _UNICODE = {
     "−": "-", "–": "-", "‐": "-", "±": r"\pm ", "∓": r"\mp ", "×": "*", "÷": "/", "·": "*", "⋅": "*", "⁄": "/",
     "∕": "/", "∶": ":", "、": ",", "′": "'", "’": "'", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
     "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∞": r"\infty ", "°": r"^\circ ", "…": r"\ldots ",
+    "Å": r"\AA ",
     "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
     "ℂ": r"\mathbb{C}", "≡": r"\equiv ", "→": r"\to ", "Ω": r"\Omega ", "—": "-", "\xa0": " ", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "⟨": "(", "⟩": ")", "″": "''",
@@ -58,20 +59,21 @@ _LEXEME = re.compile(
     r"""(?P<space>(?:\s|~|\\[,:;\ >!]|\\q?quad(?![A-Za-z])|\\\s)+)
     |(?P<repeating>([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\\bar\s*)?(?:\{\s*([0-9]+)\s*\}|([0-9]))
         |([0-9]*)\.([0-9]*?)([0-9]{1,3}?)\9{2,}(?:\.\.\.|\s*\\[lc]?dots(?![a-z])))
-    |(?P<number>[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!\s*|\\,|,(?=[0-9])|\ )[0-9]{3})+(?![0-9,][0-9]|[0-9])(?:\.[0-9]+)?
+    |(?P<number>[1-9][0-9]{0,2}(?:(?:\s?\{,\s?\}|,?\\!\s*|\\,|,(?=[0-9])|\ )[0-9]{3})+(?![0-9,][0-9]|[0-9])(?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9.]))?)
     |(?P<command>\\[A-Za-z]+\*?|\\.)
     |(?P<letters>[A-Za-z]+|[^\W\d_]+)
     |(?P<skipped>[$`"])
-    |(?P<mark>\*\*|<=|>=|!=|==|\.\.\.|[&+\-*/^_=<>|!%'()\[\]{},;:.€£¥¢₹])""",
+    |(?P<mark>\{:\}|\*\*|<=|>=|!=|==|\.\.\.|[&+\-*/^_=<>|!%'()\[\]{},;:.€£¥¢₹])""",
     re.VERBOSE | re.DOTALL,
 )
+_SPACE, _TEXT = re.compile(r"\s*(?=[A-Za-z])"), re.compile(r"\s*\\(?:text|mathrm)\s*\{[\s~]*(?=[A-Za-z])")
 _SEPARATOR = re.compile(r"(?<!\{),(?!\\)| ")
 _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))")
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_MARKS = {"**": "^", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
+_MARKS = {"**": "^", "{:}": ":", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
 SHORT = word_set("of to in is if at on by as an do am pm we he it so")  # behind a number they are no product
 
 
@@ -219,6 +221,11 @@ class _Cutter:
             self.add("function", name)
         elif name in ("and", "or"):
             self.add("join", name)
+        elif name == "AA":
+            self.add("word", "angstrom")
+        elif name == "mu" and (micro := (_SPACE if self.prose else _TEXT).match(self.text, self.position)):
+            self.position = micro.end()
+            self.splice("u" if self.prose else r"\text{u")  # the prefix of `\mu\text{m}`
         elif name in ("imath", "jmath") or _is_greek(name):
             self.add("symbol", name.removesuffix("math"))
         else:
