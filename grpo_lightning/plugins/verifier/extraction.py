@@ -91,8 +91,8 @@ def _boxed(text: str) -> str | None:
 
 
 def _tagged(text: str) -> str | None:
-    before, closed, _ = text.rpartition("</answer>")
-    _, opened, answer = before.rpartition("<answer>")
+    text_before, closed, _ = text.rpartition("</answer>")
+    _, opened, answer = text_before.rpartition("<answer>")
     return answer if opened and closed else None
 
 
@@ -144,18 +144,18 @@ def _is_list(gap: str) -> bool:
     return len(gap) <= 120 and not _SENTENCE_END.search(gap) and _LIST.match(gap) is not None
 
 
-def _touching(before: str, after: str) -> tuple[str, str]:
+def _touching(text_before: str, text_after: str) -> tuple[str, str]:
     """What stands left and right of a box in its formula, on its side of a relation; empty if that is only layout."""
     start, opened = 0, ""
-    for mark in _MATHS.finditer(before):
+    for mark in _MATHS.finditer(text_before):
         opened = "" if opened else mark[0]
         start = mark.end()
-    if opened and "\n\n" not in before[start:]:
-        end = _MATHS.search(after)
-        left, right = before[start:], after[: end.start()] if end else after.partition("\n")[0]
+    if opened and "\n\n" not in text_before[start:]:
+        end = _MATHS.search(text_after)
+        left, right = text_before[start:], text_after[: end.start()] if end else text_after.partition("\n")[0]
     else:
-        left = next(match[0] for match in _ADJACENT_LEFT.finditer(before))
-        right = next(match[0] for match in _ADJACENT_RIGHT.finditer(after))
+        left = next(match[0] for match in _ADJACENT_LEFT.finditer(text_before))
+        right = next(match[0] for match in _ADJACENT_RIGHT.finditer(text_after))
     *_, left = _BOUNDARY.split(_LABEL.sub("", left))
     right = _BOUNDARY.split(right, maxsplit=1)[0]
     unit = _UNIT.sub(" ", right).strip(" .,$")

@@ -56,11 +56,11 @@ def product_of(name: str) -> Unit:
     return ((above, 1), (below, -1)) if below else ((above, 1),)
 
 
-def conversion(unit: Unit, into: Unit) -> Fraction | None:
+def conversion(unit: Unit, target: Unit) -> Fraction | None:
     """The size of one `unit` in units of `into`; None if they measure different quantities."""
     factor = Fraction(1)
     powers: dict[str, int] = {}
-    for names, sign in ((unit, 1), (into, -1)):
+    for names, sign in ((unit, 1), (target, -1)):
         for name, power in names:
             base, size = _SIZES.get(name, (name, Fraction(1)))
             factor *= size ** (sign * power)
