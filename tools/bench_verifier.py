@@ -1,11 +1,18 @@
-"""How fast the math verifier is, beside math-verify called in this process, on the same pairs and in the same run.
+"""How often the math verifier errs and how fast it is, beside math-verify called in this process.
 
 python tools/bench_verifier.py                  # 10,000 pairs of each kind, some two minutes
 python tools/bench_verifier.py --pairs 1000
+GRPO_TEST_DATA=data python tools/bench_verifier.py --rates    # errors on labelled answers, instead of times
 
-The pairs are made up, always the same ones: a gold answer and a completion of some 700 characters that ends in an
-answer, wrong in every other one. Half are whole numbers after `####`, as in GSM8K; the rest is boxed: 20 % fractions,
-15 % decimals and percentages, 15 % formulas (radicals, polynomials, intervals, tuples, equations, matrices).
+**Rates.** Each set of labelled answers under `$GRPO_TEST_DATA` gives one row: how many right answers are rejected, and
+how many wrong ones are accepted. The sets of `natural_math/` are text that nobody wrote for a verifier: reference
+solutions of MATH and of Minerva's questions, outputs of Qwen2.5-Math, the test suites of other graders. "Golds of other
+rows" are 3,000 of these solutions, each with the gold answer of another one. The sets of `math_cases/` are attacks;
+cases of `tests/plugins/verifier/prose.jsonl`, whose only fault is prose outside the answer, do not count.
+
+**Times.** The pairs are made up, always the same ones: a gold answer and a completion of some 700 characters that ends
+in an answer, wrong in every other one. Half are whole numbers after `####`, as in GSM8K; the rest is boxed: 20 %
+fractions, 15 % decimals and percentages, 15 % formulas (radicals, polynomials, intervals, tuples, equations, matrices).
 
     groups of 8     eight completions of each question, as in training: four answers, each of them twice
     no repeats      every pair occurs once: nothing is gained from remembering
@@ -16,12 +23,14 @@ completion, and verifies.
 """
 
 import argparse
+import json
 import logging
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-
-from math_verify import parse, verify
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
@@ -30,6 +39,100 @@ Answers = tuple[str, list[str], list[str]]
 """A gold answer, right answers and wrong ones."""
 SENTENCE = "First we look at what is given, then {} and {} make {}, as one sees from $x_{} = {}$ and the line before. "
 BATCH = 256
+
+
+PROSE = Path(__file__).parents[1] / "tests" / "plugins" / "verifier" / "prose.jsonl"
+NUM_CROSSED = 3000
+
+
+class Case(NamedTuple):
+    """A completion, the gold answer of its question, and whether the completion's answer equals it."""
+
+    gold: str
+    completion: str
+    question: str
+    is_right: bool
+
+
+# ----- rates
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; none if it does not exist."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def labelled_sets(folder: Path) -> dict[str, list[Case]]:
+    """The labelled answers under a folder by the names of their sets; sets without answers are left out."""
+    prose = {(row["gold"], row["completion"]) for row in rows_of(PROSE)}
+    sets: dict[str, list[Case]] = {}
+
+    def add(name: str, row: dict[str, Any]) -> None:
+        completion = row.get("completion") or rf"\boxed{{{row['answer']}}}"
+        if (row["gold"], completion) not in prose:
+            case = Case(row["gold"], completion, row.get("question", ""), row["expected"])
+            sets.setdefault(name, []).append(case)
+
+    solutions = rows_of(folder / "natural_math" / "solutions.jsonl")
+    for row in solutions:
+        name = row["source"].split()[0]
+        add("MATH, figures" if name == "MATH" and row.get("figure") else name, row)
+    rng = random.Random(0)
+    for row in rng.sample(solutions, min(NUM_CROSSED, len(solutions))):
+        other_gold = rng.choice(solutions)["gold"]
+        if other_gold != row["gold"]:
+            add("golds of other rows", row | {"gold": other_gold, "expected": False})
+    for row in rows_of(folder / "natural_math" / "suites.jsonl"):
+        if row.get("verdict") in (None, "our fault"):  # the others are conventions, or faults of the suite
+            add("suites", row)
+    for row in rows_of(folder / "math_cases" / "attack.jsonl"):
+        if not row["ambiguous"]:
+            add("attack 1", row)
+    kinds = {"W": "wrong W", "R": "phrasings R", "N": "natural N", "L": "late L"}
+    for row in rows_of(folder / "math_cases" / "attack_2.jsonl"):
+        if not row["ambiguous"]:
+            add(f"attack 2, {kinds[row['category'][0]]}", row)
+    return sets
+
+
+def mistakes(verifier: MathVerifier, cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+    """The right answers that a verifier rejects, and the wrong ones that it accepts."""
+    prompts = (Prompt(0, case.question, [1], Question(case.question, case.gold)) for case in cases)
+    samples = [
+        Sample(prompt, case.completion, [1], FinishReason.STOP) for prompt, case in zip(prompts, cases, strict=True)
+    ]
+    return _split_mistakes(cases, [value == 1 for value in verifier(samples).value])
+
+
+def mistakes_of_math_verify(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+    """The right answers that math-verify rejects, and the wrong ones that it accepts."""
+    from math_verify import parse, verify
+
+    verdicts = [verify(parse(rf"\boxed{{{case.gold}}}"), parse(case.completion)) for case in cases]
+    return _split_mistakes(cases, verdicts)
+
+
+def _split_mistakes(cases: Sequence[Case], verdicts: Sequence[bool]) -> tuple[list[Case], list[Case]]:
+    mistaken = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict != case.is_right]
+    return [case for case in mistaken if case.is_right], [case for case in mistaken if not case.is_right]
+
+
+def print_rates(folder: Path) -> None:
+    """Prints the table of rates."""
+    verifier = MathVerifier()
+    print("| set | right | rejected | by math-verify | wrong | accepted | by math-verify |")
+    print("|---|---|---|---|---|---|---|")
+    for name, cases in labelled_sets(folder).items():
+        rejected, accepted = mistakes(verifier, cases)
+        peer_rejected, peer_accepted = mistakes_of_math_verify(cases)
+        num_right = sum(case.is_right for case in cases)
+        right = f"{num_right} | {len(rejected)} | {len(peer_rejected)}"
+        wrong = f"{len(cases) - num_right} | {len(accepted)} | {len(peer_accepted)}"
+        print(f"| {name} | {right} | {wrong} |", flush=True)
+    verifier.close()
+
+
+# ----- times
 
 
 def numbers(rng: random.Random) -> Answers:
@@ -129,6 +232,8 @@ def timed(batches: Sequence[Sequence[Sample]]) -> tuple[list[float], list[float]
 
 def by_math_verify(pairs: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """Seconds of each pair, and the values."""
+    from math_verify import parse, verify
+
     seconds, values = [], []
     for sample in pairs:
         start = time.perf_counter()
@@ -146,8 +251,12 @@ def main() -> None:
     """Measures and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10_000, help="how many (default: 10,000)")
+    parser.add_argument("--rates", action="store_true", help="measure errors on labelled answers, instead of times")
     options = parser.parse_args()
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    if options.rates:
+        print_rates(Path(os.environ["GRPO_TEST_DATA"]))
+        return
     by_math_verify(list(samples(20, False)))  # its first calls build its regular expressions
     print("| pairs | by | pairs/s | times math-verify | p50 ms | p99 ms | max ms | right |")
     print("|---|---|---|---|---|---|---|---|")

@@ -33,14 +33,14 @@ def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[st
     result = verifier.report(samples, answers, verdicts)
     milliseconds = round(1000 * (time.perf_counter() - start) / max(1, len(samples)), 3)
     for answer, verdict, status in zip(answers, verdicts, result.status, strict=True):
-        one = {"right": verdict.outcome == EQUAL, "status": status, "extracted": answer}
-        yield one | {"stage": verdict.stage, "why": verdict.why, "ms": milliseconds}
+        grade_row = {"right": verdict.outcome == EQUAL, "status": status, "extracted": answer}
+        yield grade_row | {"stage": verdict.stage, "why": verdict.why, "ms": milliseconds}
 
 
 def sample_of(gold: str, completion: str, prompt: str = "", source: str = "", question: str = "") -> Sample:
     """The sample, as the verifier gets it in training."""
-    asked = Question(question or prompt, gold, source)
-    return Sample(Prompt(0, prompt, [0], asked), completion, [0], FinishReason.STOP)
+    problem = Question(question or prompt, gold, source)
+    return Sample(Prompt(0, prompt, [0], problem), completion, [0], FinishReason.STOP)
 
 
 def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
@@ -68,19 +68,21 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     require(bool(rows), f"{path}: no rows")
     samples = [sample for _, sample in rows]
     verifier.read_questions([sample.prompt.question for sample in samples])
-    grades = [one for start in range(0, len(samples), BATCH) for one in grade(verifier, samples[start : start + BATCH])]
-    graded = [row | one for (row, _), one in zip(rows, grades, strict=True)]
-    for sample, one in zip(samples, grades, strict=True):
-        if not one["right"]:
-            verdict = f"wrong (status {one['status']}), extracted {one['extracted']!r}, decided by {one['stage']}"
-            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {verdict}: {one['why']}")
+    batches = (samples[start : start + BATCH] for start in range(0, len(samples), BATCH))
+    grades = [grade_row for batch in batches for grade_row in grade(verifier, batch)]
+    graded = [row | grade_row for (row, _), grade_row in zip(rows, grades, strict=True)]
+    for sample, grade_row in zip(samples, grades, strict=True):
+        if not grade_row["right"]:
+            status, answer, stage, reason = (grade_row[key] for key in ("status", "extracted", "stage", "why"))
+            verdict = f"wrong (status {status}), extracted {answer!r}, decided by {stage}: {reason}"
+            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {verdict}")
     if out:
         texts = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in graded)
         out.write_text("".join(texts), encoding="utf-8", errors="backslashreplace")
-    num_right = sum(one["right"] for one in grades)
+    num_right = sum(grade_row["right"] for grade_row in grades)
     print(f"{num_right} of {len(rows)} right ({num_right / len(rows):.1%})")
     for key in ("status", "stage"):
-        counts = Counter(one[key] for one in grades).most_common()
+        counts = Counter(grade_row[key] for grade_row in grades).most_common()
         print(f"{key}: " + ", ".join(f"{name} {count}" for name, count in counts))
     if expected := [row for row in graded if "expected" in row]:
         num_expected = sum(bool(row["expected"]) == row["right"] for row in expected)
@@ -115,13 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
         verifier.read_questions([])  # so that the time below is that of a comparison
         completion = text if options.completion else rf"\boxed{{{text}}}"
-        (one,) = grade(verifier, [sample_of(options.gold, completion, question=options.question)])
-        if one["stage"] == "worker":
-            one |= verifier.explain(options.gold, one["extracted"], options.question)
-        width = max(map(len, one))
-        for key, value in one.items():
+        (grade_row,) = grade(verifier, [sample_of(options.gold, completion, question=options.question)])
+        if grade_row["stage"] == "worker":
+            grade_row |= verifier.explain(options.gold, grade_row["extracted"], options.question)
+        width = max(map(len, grade_row))
+        for key, value in grade_row.items():
             print(f"{key:{width}}  {value}")
-        return 0 if one["right"] else 1
+        return 0 if grade_row["right"] else 1
     except (UsageError, OSError, UnicodeDecodeError, LoadError) as error:
         print(f"grpo-verify: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
@@ -22,7 +22,6 @@ from grpo_lightning.plugins.verifier.claims import (
 from grpo_lightning.plugins.verifier.grammar import Claim, Item, Node, read_claim
 from grpo_lightning.plugins.verifier.numbers import (
     exact,
-    infinity,
     is_decimal,
     is_percent,
     literal,
@@ -33,7 +32,7 @@ from grpo_lightning.plugins.verifier.numbers import (
 from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.spans import FLIPPED, LINE, Span, is_only_span, minus, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
-from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
+from grpo_lightning.plugins.verifier.units import LOOSE, Unit, conversion
 from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
@@ -71,8 +70,8 @@ def shown(tree: Node) -> str:
     """A tree as one line: `add(x, mul(2, pi))`."""
     if tree[:1] == ("chain",):
         return " ".join(map(str, (shown(tree[2][0]), *chain(*zip(tree[1], map(shown, tree[2][1:]), strict=True)))))
-    kind, *parts = [shown(part) if isinstance(part, tuple) else str(part) for part in tree]
-    return parts[0] if kind in ("number", "symbol", "constant") else f"{kind}({', '.join(parts)})"
+    kind, *children = [shown(child) if isinstance(child, tuple) else str(child) for child in tree]
+    return children[0] if kind in ("number", "symbol", "constant") else f"{kind}({', '.join(children)})"
 
 
 class Comparison:
@@ -80,16 +79,16 @@ class Comparison:
 
     def __init__(
         self,
-        asked: str,
+        problem: str,
         percent: bool = True,
         convert_units: bool = True,
         ordered_lists: bool = False,
         finished: bool = True,
     ) -> None:
-        self.question, self.percent, self.convert_units, self.finished = asked, percent, convert_units, finished
-        self.known = question.words_of(asked)
-        self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
-        self.is_ordered = ordered_lists or question.wants(asked, "order")
+        self.question, self.percent, self.convert_units, self.finished = problem, percent, convert_units, finished
+        self.known = question.words_of(problem)
+        self.asked = question.formulas_of(problem).keys | ({("known",)} if self.known else set())
+        self.is_ordered = ordered_lists or question.wants(problem, "order")
         self.counter = ""  # of the families that are compared: k of `k \pi`
         self.allowed: frozenset[str] = frozenset()
         self.claims: list[Claim] = []  # of gold answer and answer, as compared last
@@ -99,7 +98,8 @@ class Comparison:
         """The outcome, as of `compare`."""
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
-        is_spelt = _spelling(answer) == spelling
+        if _spelling(answer) == spelling:
+            return EQUAL
         verdict = gold.strip().casefold()
         words = answer.casefold().replace(r"\text", "").replace("{", "").replace("}", "").split()
         is_verdict = verdict in _VERDICTS and words[:1] == [f"{verdict},"]
@@ -108,23 +108,25 @@ class Comparison:
         try:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
-            return EQUAL if is_spelt else UNPARSEABLE
-        self.allowed = finished.allowed((part for item in gold_claim.items for part in item.chain[2]), self.question)
+            return UNPARSEABLE
+        self.allowed = finished.allowed(
+            (operand for item in gold_claim.items for operand in item.chain[2]), self.question
+        )
         self.claims = [gold_claim]
         for claim in self.readings(gold_claim, answer):
             self.claims[1:] = [claim]
             if self.is_other_name(form_of(gold_claim), form_of(claim)):
                 return DIFFERENT
             if self.same(gold_claim, claim):
-                wants_work = self.finished and self.question and not is_spelt
+                wants_work = self.finished and self.question
                 return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
-        return DIFFERENT if self.claims[1:] else EQUAL if is_spelt else UNPARSEABLE
+        return DIFFERENT if self.claims[1:] else UNPARSEABLE
 
     def readings(self, gold: Claim, answer: str) -> Iterator[Claim]:
         """Yields the claims that an answer may make: read strictly, behind the question's own words, as a sentence."""
-        side, _, rest = answer.partition("=")
-        is_asked = rest and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
-        for text in (answer, rest) if is_asked else (answer,):
+        side, _, right_side = answer.partition("=")
+        is_asked = right_side and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
+        for text in (answer, right_side) if is_asked else (answer,):
             try:
                 yield self._without_modulus(gold, read_claim(text, self.known))
                 break
@@ -138,7 +140,7 @@ class Comparison:
         r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder modulo 7 is asked for."""
         last = answer.items[-1].chain[2][-1]
         is_asked = literal(gold.items[0].chain[2][-1]) is not None and question.speaks_of(self.question, _MODULAR)
-        if last[0] != "mod" or not is_asked or any({*item.chain[1]} - {"equiv", "="} for item in answer.items):
+        if last[0] != "mod" or not is_asked:
             return answer
         operands = [*(item.chain[2][-1] for item in answer.items[:-1]), last[1]]
         modulus, values = literal(last[2]), [literal(operand) for operand in operands]
@@ -177,9 +179,9 @@ class Comparison:
         """Whether the answer is named, and the question has this variable but asks for another one."""
         if gold is None or answer is None:
             return False
-        asked = question.variables_of(self.question)
+        wanted_names = question.variables_of(self.question)
         is_variable = len(answer.names) == 1 and all(len(name) == 1 and name in self.question for name in answer.names)
-        return not gold.names and is_variable and bool(asked) and asked.isdisjoint(answer.names)
+        return not gold.names and is_variable and bool(wanted_names) and wanted_names.isdisjoint(answer.names)
 
     def _offered(self, letter: str) -> Claim | None:
         """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""
@@ -202,8 +204,6 @@ class Comparison:
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
-        if gold.item.unit and not answer.item.unit:
-            answer = _with_unit(answer)
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
         value, chains = answer.value, (gold.item.chain, answer.item.chain)
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
@@ -213,7 +213,7 @@ class Comparison:
         is_span = span_of(gold.value) and span_of(value)
         is_copy = not self.known and value[0] == "chain" and value[2][0][0] == "abs"  # `|x| < 3`
         if "chain" in (gold.value[0], value[0]) and (not is_span or is_copy):
-            return value[0] not in LISTS and (is_equation or gold.value[0] == "chain") and self.same_relation(*chains)
+            return (is_equation or gold.value[0] == "chain") and self.same_relation(*chains)
         if not self._is_kind(gold.item, gold.value, answer.item, value) or not self._is_one_value(gold, answer):
             return False
         if factor != 1:
@@ -221,7 +221,7 @@ class Comparison:
         if literal(gold.value) is not None and literal(value) is None and not symbols(value):
             value = next((link for link in answer.links if literal(link) is not None), answer.close or value)
         units = gold.item.unit or question.unit_of(self.question), answer.item.unit
-        return any(self.same_value(part, value, *units) for part in (gold.close, gold.value) if part)
+        return any(self.same_value(reading, value, *units) for reading in (gold.close, gold.value) if reading)
 
     def same_members(self, gold: Node, answer: Node) -> bool:
         """Whether two lists have the same members; a set drops repeated ones."""
@@ -233,11 +233,11 @@ class Comparison:
             return False
         if ("dots",) in golds or ("dots",) in answers or (self.is_ordered and not is_set):
             return all(map(self.same_part, golds, answers))
-        for part in golds:
-            found = next((other for other in answers if self.same_part(part, other)), None)
-            if found is None:
+        for member in golds:
+            match = next((candidate for candidate in answers if self.same_part(member, candidate)), None)
+            if match is None:
                 return False
-            answers.remove(found)
+            answers.remove(match)
         return True
 
     def same_records(self, gold: Node, answer: Node) -> bool:
@@ -247,13 +247,21 @@ class Comparison:
             is_same = {*named} == {name for name, _ in gold[1:]}
             return is_same and all(self.same_part(value, named[name]) for name, value in gold[1:])
         is_gold = gold[0] == "record"
-        record, other = (gold, answer) if is_gold else (answer, gold)
+        record, values_only = (gold, answer) if is_gold else (answer, gold)
         values = [value for _, value in (gold[1:] if is_gold else sorted(answer[1:]))]
-        if other[0] in LISTS and len({name.partition("_")[0] for name, _ in record[1:]}) == 1:  # roots `x_1`, `x_2`
-            pair = ("list", *values), other
+        if (
+            values_only[0] in LISTS and len({name.partition("_")[0] for name, _ in record[1:]}) == 1
+        ):  # roots `x_1`, `x_2`
+            pair = ("list", *values), values_only
             return self.same_members(*(pair if is_gold else pair[::-1]))
-        others = other[3:] if other[:3] == ("group", "(", ")") else other[1:] if other[0] in ("list", "both") else ()
-        golds, answers = (values, others) if is_gold else (others, values)
+        values_of_other = (
+            values_only[3:]
+            if values_only[:3] == ("group", "(", ")")
+            else values_only[1:]
+            if values_only[0] in ("list", "both")
+            else ()
+        )
+        golds, answers = (values, values_of_other) if is_gold else (values_of_other, values)
         return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
 
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
@@ -270,16 +278,16 @@ class Comparison:
 
     def _unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
         """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
-        asked = question.unit_of(self.question)
-        wanted = gold or asked
-        names = {*dict(wanted)}, {*dict(answer)}
+        question_unit = question.unit_of(self.question)
+        expected_unit = gold or question_unit
+        names = {*dict(expected_unit)}, {*dict(answer)}
         is_angle = {"degree"} in names and names[0] | names[1] <= _DEGREES
-        if wanted == answer or is_angle or any(part <= LOOSE for part in names):
+        if expected_unit == answer or is_angle or any(unit_names <= LOOSE for unit_names in names):
             return Fraction(1)
         if gold:
-            return conversion(answer, gold) if self.convert_units and self.known and not asked else None
-        above = [tuple((name, power) for name, power in unit if power > 0) for unit in (wanted, answer)]
-        is_rate = above[0] == above[1] and (above[0] == wanted or above[1] == answer)  # `miles` for `miles per day`
+            return conversion(answer, gold) if self.convert_units and self.known and not question_unit else None
+        above = [tuple((name, power) for name, power in unit if power > 0) for unit in (expected_unit, answer)]
+        is_rate = above[0] == above[1]  # `miles` for `miles per day`
         is_spoken = all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
         return Fraction(1) if is_rate and is_spoken else None
 
@@ -318,47 +326,45 @@ class Comparison:
             based = [("base", str(node[1]), base) for node in (gold, answer)]
             if base in question.numbers_of(self.question) and None not in map(exact, based):
                 gold, answer = based
-        number, other = literal(gold), literal(answer)
+        gold_number, answer_number = literal(gold), literal(answer)
         units = {*dict(gold_unit), *dict(answer_unit)}
-        if units == {"degree", "radian"} or (number is not None and other is None):
+        if units == {"degree", "radian"} or (gold_number is not None and answer_number is None):
             return self.same_angle(gold, answer, gold_unit, answer_unit)
-        if number is not None and other is not None:
-            return not self.is_open(answer) and self._same_number(number, other, gold, answer)
+        if gold_number is not None and answer_number is not None:
+            return not self.is_open(answer) and self._same_number(gold_number, answer_number, gold, answer)
         if "words" in kinds:
             return bool(_texts(gold)) and _texts(gold)[0] in _texts(answer)
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
             return self.same_whole(gold, answer)
-        if infinity(gold) or infinity(answer):
-            return infinity(gold) == infinity(answer) != 0
-        kept = {"complex pow"} if ("constant", "i") in nodes(gold) else set()
-        kept |= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
+        may_stay = {"complex pow"} if ("constant", "i") in nodes(gold) else set()
+        may_stay |= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
         is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
-        if self.is_open(answer, kept) or (is_longer and self.finished):
+        if self.is_open(answer, may_stay) or (is_longer and self.finished):
             return False
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
-        if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
+        if answer_number is not None and is_decimal(answer) and is_short and exact(gold) is None:
             return False
         is_same = equality.equal(gold, answer, *question.kind_of(self.question)) or equality.same_family(
             gold, answer, self.counter
         )
         return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
 
-    def is_open(self, answer: Node, kept: Set[str] = frozenset()) -> bool:
+    def is_open(self, answer: Node, may_stay: Set[str] = frozenset()) -> bool:
         """Whether an operation remains in an answer that neither the gold answer nor `kept` has."""
-        return self.finished and not finished.unfinished(answer) <= self.allowed | kept
+        return self.finished and not finished.unfinished(answer) <= self.allowed | may_stay
 
-    def _same_number(self, number: Fraction, other: Fraction, gold: Node, answer: Node) -> bool:
+    def _same_number(self, number: Fraction, value: Fraction, gold: Node, answer: Node) -> bool:
         """Whether two numbers are equal, a decimal up to its digits."""
         percents = is_percent(gold), is_percent(answer)
-        if number == other and (percents[0] == percents[1] or self.percent or number == 0):
+        if number == value and (percents[0] == percents[1] or self.percent or number == 0):
             return True
         # To "What percentage?" both 25 and 25 % are answers. 0.25 means 25 %, but 0.25 % does not.
         if percents[0] != percents[1]:
-            bare, percent = (other, number) if percents[0] else (number, other)
+            bare, percent = (value, number) if percents[0] else (number, value)
             return self.percent and abs(bare) >= 1 and bare == 100 * percent
         # 0.0833333333333 is 1/12 up to its digits; a whole number is always exact.
-        is_rounded = is_decimal(gold, answer) and number.denominator > 1 < other.denominator
-        return is_rounded and abs(number - other) * 10**10 <= max(abs(number), abs(other))
+        is_rounded = is_decimal(gold, answer) and number.denominator > 1 < value.denominator
+        return is_rounded and abs(number - value) * 10**10 <= max(abs(number), abs(value))
 
     def same_angle(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
         """Whether degrees and radians are one angle; one side has a degree sign and the other a pi."""
@@ -372,40 +378,39 @@ class Comparison:
 
     def same_whole(self, gold: Node, answer: Node) -> bool:
         """Whether two compound values are equal: tuples, intervals, sets, matrices and others."""
-        kind, parts, others = gold[0], gold[1:], answer[1:]
+        kind, children, answer_children = gold[0], gold[1:], answer[1:]
         if "record" in (kind, answer[0]):
             return self.same_records(gold, answer)
         if is_only_span(gold) or is_only_span(answer):
-            span, other = span_of(gold), span_of(answer)
+            span, answer_span = span_of(gold), span_of(answer)
             if span and len(span.pieces) > 1 and answer[0] in LISTS:
-                other = union_of(answer) or other
-            if (span and other) or {kind, answer[0]} & {*LISTS} - {"set"}:
-                return bool(span and other and self.same_spans(span, other))
+                answer_span = union_of(answer) or answer_span
+            if (span and answer_span) or {kind, answer[0]} & {*LISTS} - {"set"}:
+                return bool(span and answer_span and self.same_spans(span, answer_span))
         if {kind, answer[0]} & {*LISTS}:
             return self.same_members(gold, answer)
+        if "time" in (kind, answer[0]):
+            half, *clock = _clock(gold)
+            return half in ("", _clock(answer)[0]) and clock == _clock(answer)[1:]
         if kind == "ratio" and answer[0] != "ratio":
-            values = [literal(part) or Fraction() for part in parts]
-            is_quotient = len(values) == 2 and values[1] and values[0] / values[1] == literal(answer)
-            return bool(is_quotient) or (answer[0] == "time" and values == list(answer[2:][: len(values)]))
-        if kind == "time" and answer[0] == "ratio":  # `17:00` for `5 p.m.`
-            hours, *minutes = [literal(part) or Fraction() for part in (*others, (), ())]
-            return gold[1] == "pm" and 13 <= hours <= 23 and gold[2:] == (hours - 12, *minutes[:2])
+            values = [literal(child) or Fraction() for child in children]
+            return bool(len(values) == 2 and values[1] and values[0] / values[1] == literal(answer))
         if kind == answer[0] == "cases":
             pairs = _rows(gold), _rows(answer)
             return len(pairs[0]) == len(pairs[1]) and all(
                 any(self.same_value(a, b) and self.same_spans(s, t) for b, t in pairs[1]) for a, s in pairs[0]
             )
         if kind == answer[0] == "matrix":
-            rows = [[len(row) for row in parts], [len(row) for row in others]]
-            parts, others = tuple(chain(*parts)), tuple(chain(*others)) if rows[0] == rows[1] else ()
+            rows = [[len(row) for row in children], [len(row) for row in answer_children]]
+            children, answer_children = (
+                tuple(chain(*children)),
+                tuple(chain(*answer_children)) if rows[0] == rows[1] else (),
+            )
         if kind == "group":
-            parts, others = gold[3:], answer[3:] if gold[1:3] == answer[1:3] else ()
-        if kind == answer[0] == "chain":
-            return self.same_relation(gold, answer)
-        if kind != answer[0] or kind in ("time", "numbers", "dots", "base", "builder"):
+            children, answer_children = gold[3:], answer[3:] if gold[1:3] == answer[1:3] else ()
+        if kind != answer[0] or kind in ("numbers", "dots", "base", "builder"):
             return gold == answer
-        orders = [others, others[::-1]] if kind in ("union", "meet") else [others]
-        return any(len(parts) == len(order) and all(map(self.same_part, parts, order)) for order in orders)
+        return len(children) == len(answer_children) and all(map(self.same_part, children, answer_children))
 
     def same_spans(self, gold: Span, answer: Span) -> bool:
         """Whether two sets of real numbers are equal, and have the same variable if both name one."""
@@ -414,9 +419,9 @@ class Comparison:
             return False
         ends = [[end for piece in pieces for end in piece[:2]] for pieces in (golds, answers)]
         are_alike = [piece[2:] for piece in golds] == [piece[2:] for piece in answers]
-        if any(map(self.is_open, ends[1])) or not are_alike:
-            return False
-        return all(end == other or self.same_value(end, other) for end, other in zip(*ends, strict=True))
+        return are_alike and all(
+            end == answer_end or self.same_value(end, answer_end) for end, answer_end in zip(*ends, strict=True)
+        )
 
     # ----- relations
 
@@ -427,23 +432,15 @@ class Comparison:
             return False
         operators, golds, answers = left[0], left[1], right[1]
         is_symmetric = set(operators) <= {"=", "ne"}
-        if self._pairwise(golds, answers) or (is_symmetric and self._pairwise(golds, answers[::-1])):
+        if len(golds) == len(answers) and all(map(self.same_value, golds, answers)):
             return True
-        if len(operators) > 1 or operators[0] not in ("=", "ne", "<", "le"):
+        if len(operators) > 1:
             return False
         if any(self.is_open(side, {"power", "power in a number"}) for side in answers):
             return False
-        if any(node[0] in WHOLES for side in (*golds, *answers) for node in nodes(side)):
-            return False
-        both = [("add", sides[0], ("neg", sides[1])) for sides in (golds, answers)]
-        ratio = equality.constant(("div", both[1], both[0])) if symbols(both[0]) == symbols(both[1]) else None
+        differences = [("add", sides[0], ("neg", sides[1])) for sides in (golds, answers)]
+        ratio = equality.constant(("div", differences[1], differences[0]))
         return ratio is not None and ratio != 0 and ratio.imag == 0 and (is_symmetric or ratio.real > 0)
-
-    def _pairwise(self, golds: Sequence[Node], answers: Sequence[Node]) -> bool:
-        if len(golds) != len(answers):
-            return False
-        is_valued = len(golds) > 2 or any(part[0] in WHOLES or literal(part) is not None for part in (*golds, *answers))
-        return golds == answers or (is_valued and all(map(self.same_value, golds, answers)))
 
 
 # ----- units
@@ -452,12 +449,6 @@ class Comparison:
 def _kinds(item: Item, value: Node) -> set[str]:
     """The kinds of unit of an item: units of the table, degrees, percent."""
     return {name for name, _ in item.unit} | {value[0]} & {*_SIGNS}
-
-
-def _with_unit(form: Form) -> Form:
-    """A value times a letter as a value with a unit: `7m` beside `7 m`."""
-    unit = UNITS.get(form.value[2][1]) if form.value[0] == "mul" and form.value[2][0] == "symbol" else None
-    return replace(form, value=form.value[1], item=replace(form.item, unit=product_of(unit))) if unit else form
 
 
 # ----- names, lists, words
@@ -469,11 +460,11 @@ def _with_names(gold: Form, answer: Form, free: Set[str]) -> Form:
     if counters or ("constant", "pi") in nodes(gold.value):
         counters |= COUNTERS
     names = symbols(gold.value), symbols(answer.value)
-    missing, extra = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-    are_free = {*missing, *extra} <= counters | free and (counters or {*missing} < names[0])
-    if len(missing) != len(extra) or not are_free or (gold.value[0] in LISTS and not counters):
+    gold_only, answer_only = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+    are_free = {*gold_only, *answer_only} <= counters | free and (counters or {*gold_only} < names[0])
+    if len(gold_only) != len(answer_only) or not are_free or (gold.value[0] in LISTS and not counters):
         return answer
-    return replace(answer, value=renamed(answer.value, dict(zip(extra, missing, strict=True))))
+    return replace(answer, value=renamed(answer.value, dict(zip(answer_only, gold_only, strict=True))))
 
 
 def _bare(form: Form) -> set[str]:
@@ -482,10 +473,10 @@ def _bare(form: Form) -> set[str]:
     return {name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names}
 
 
-def _is_free(domain: tuple[str, Node] | None, other: Form) -> bool:
+def _is_free(domain: tuple[str, Node] | None, form: Form) -> bool:
     """Whether a domain may be left out: the reals, or the integers for a counter of the other claim."""
     name, numbers = domain or ("", ("numbers", "R"))
-    is_counter = name in COUNTERS and bool(symbols(other.value) & COUNTERS)
+    is_counter = name in COUNTERS and bool(symbols(form.value) & COUNTERS)
     return numbers == ("numbers", "R") or (numbers == ("numbers", "Z") and is_counter)
 
 
@@ -497,16 +488,24 @@ def _texts(tree: Node) -> list[str]:
     if MONTHS.intersection(words):
         words = sorted(word for word in words if word not in ("th", "st", "nd", "rd", "of", "the"))
     cuts = [index for index, word in enumerate(words) if word == "is"] if not changes(words) else []
-    texts = [words, *(part for cut in cuts for part in (words[:cut], words[cut + 1 :]))]
+    texts = [words, *(words_beside for cut in cuts for words_beside in (words[:cut], words[cut + 1 :]))]
     return [" ".join(dropwhile(_ARTICLES.__contains__, text[:-1])) + f" {text[-1]}" for text in texts if text]
+
+
+def _clock(tree: Node) -> list[Any]:
+    """A time as `am`, `pm` or nothing, hours, minutes and seconds; `17:00` is `5 p.m.`."""
+    half, *clock = tree[1:] if tree[0] == "time" else ("", *((literal(part) or Fraction()) for part in tree[1:]))
+    if not half and clock[:1] and 13 <= clock[0] <= 23:
+        half, clock[0] = "pm", clock[0] - 12
+    return [half, *clock, *[Fraction()] * (3 - len(clock))]
 
 
 def _rows(tree: Node) -> list[tuple[Node, Span]]:
     """The rows of a function by cases, each with its set of numbers; `otherwise` is what remains."""
     spans = [span_of(row[-1]) for row in tree[1:]]
-    known = [span for span in spans if span]
-    rest = reduce(minus, known, LINE)
-    return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
+    named_spans = [span for span in spans if span]
+    otherwise = reduce(minus, named_spans, LINE)
+    return [(row[0], span or otherwise) for row, span in zip(tree[1:], spans, strict=True)]
 
 
 # ----- relations and spellings
@@ -529,9 +528,9 @@ def _bare_text(text: str) -> str:
 
 
 def _spelling(text: str) -> tuple[str, ...]:
-    """The tokens of a text, without braces that only group; none if it has none, or open braces."""
+    """The tokens of a text; none if it has none, or open braces."""
     is_closed = text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     try:
-        return tuple(token.text for token in tokenize(text) if token.text not in ("{", "}") and is_closed)
+        return tuple(token.text for token in tokenize(text)) if is_closed else ()
     except Unreadable:
         return ()

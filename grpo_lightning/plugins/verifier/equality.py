@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from operator import neg, truediv
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
@@ -56,7 +55,7 @@ def same_family(gold: Node, answer: Node, counter: str) -> bool:
         values = [[by.value(tree, {counter: Fraction(n)}) for n in (0, 1, 7)] for tree in (gold, answer)]
     except NoNumber:
         return False
-    steps = [after - start for start, after, _ in values]
+    steps = [second - start for start, second, _ in values]
     near = by.context.mpf(10) ** -20 * max(map(abs, (*values[0], *values[1])))
     is_linear = all(abs(far - start - 7 * step) <= near for (start, _, far), step in zip(values, steps, strict=True))
     if not is_linear or abs(steps[0]) <= near or abs(abs(steps[0]) - abs(steps[1])) > near:
@@ -118,14 +117,14 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool
     """
     is_complex |= any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
     good: list[Point] = []
-    both = ("add", gold, answer)
-    for point in _integers(both) if in_integers else _points(both):
+    operands = ("add", gold, answer)
+    for point in _integers(operands) if in_integers else _points(operands):
         verdict = _agree_at(gold, answer, point, is_complex, in_integers)
         if verdict is False:
             return False
         good += [point] if verdict else []
     if len(good) < MIN_POINTS and not is_complex:
-        return identical(gold, answer) or _agree(gold, answer, in_integers, is_complex=True)
+        return _agree(gold, answer, in_integers, is_complex=True)
     chosen = good[:: max(1, len(good) // NUM_PRECISE)][:NUM_PRECISE]
     verdicts = [_differ(gold, answer, point) for point in chosen]
     return len(good) >= MIN_POINTS and verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts
@@ -232,47 +231,3 @@ def _is_about_integers(gold: Node) -> bool:
         if is_alternating or is_counted or name in ("!!", "gcd", "lcm"):
             return True
     return False
-
-
-# ----- sympy, where there are too few points
-
-
-_IN_SYMPY = {
-    **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
-    **{"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"},
-}
-
-
-class NotSymbolic(ValueError):
-    """The tree has a part that is not converted to sympy."""
-
-
-def identical(gold: Node, answer: Node) -> bool:
-    """Whether the difference of two formulas cancels to 0. Sympy gets a tree, never a text."""
-    import sympy
-
-    try:
-        difference = sympy.expand(to_sympy(gold)) - sympy.expand(to_sympy(answer))
-        return sympy.cancel(sympy.together(difference)) == 0
-    except (NotSymbolic, sympy.PolynomialError, NotImplementedError):
-        return False
-
-
-def to_sympy(tree: Node) -> Any:
-    """The tree as a sympy expression with real variables; raises NotSymbolic if a part has no counterpart."""
-    import sympy
-
-    kind, *parts = tree
-    if kind == "number":
-        return sympy.Rational(parts[0].numerator, parts[0].denominator)
-    if kind == "symbol":
-        return sympy.Symbol(parts[0], real=True)
-    if kind == "constant" and parts[0] in ("pi", "e", "i"):
-        return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}[parts[0]]
-    if kind == "call" and len(parts) == 2 and parts[0] in _IN_SYMPY:
-        return getattr(sympy, _IN_SYMPY[parts[0]])(to_sympy(parts[1]))
-    makers = {"add": sympy.Add, "mul": sympy.Mul, "abs": sympy.Abs, "pow": sympy.Pow, "div": truediv, "neg": neg}
-    makers["root"] = lambda degree, base: sympy.Pow(base, 1 / degree)
-    if kind not in makers:
-        raise NotSymbolic(kind)
-    return makers[kind](*map(to_sympy, parts))

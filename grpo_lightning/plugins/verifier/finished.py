@@ -19,47 +19,45 @@ _TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 @lru_cache(maxsize=1 << 13)
 def unfinished(tree: Node) -> frozenset[str]:
     """The operations that remain to be done, in words. An answer may leave those that the gold answer leaves."""
-    found = set[str]()
+    operations = set[str]()
     is_number = literal(tree) is not None
     for node in nodes(tree):
         kind = node[0]
         if kind == "add":
-            found.update(_left_in_sum(node))
+            operations.update(_left_in_sum(node))
         elif kind in ("mul", "div"):
-            found.update(_left_in_product(node) if literal(node) is None else _left_in_quotient(node))
+            operations.update(_left_in_product(node) if literal(node) is None else _left_in_quotient(node))
         elif kind == "pow":
-            found.update(_left_in_power(node))
+            operations.update(_left_in_power(node))
         if not symbols(node) and not is_number:
-            found.update(_left_in_constant(node, bool(symbols(tree))))
+            operations.update(_left_in_constant(node, bool(symbols(tree))))
     if tree[0] == "pow" and tree[1] == _TEN and literal(tree[2]) in (2, 3):  # scientific notation begins at 10^4
-        found.add("last step")
-    return frozenset(f"{what} in a number" if is_number and what == "power" else what for what in found)
+        operations.add("last step")
+    return frozenset(f"{what} in a number" if is_number and what == "power" else what for what in operations)
 
 
-def allowed(golds: Iterable[Node], asked: str) -> frozenset[str]:
+def allowed(golds: Iterable[Node], problem: str) -> frozenset[str]:
     """The operations that an answer may leave: those of the gold answer, and some that the question does not want.
 
     Without a question anything may be left that only tidies a formula. Without numbers in it the last step may be left.
     Fractions are in lowest terms only if that is asked.
     """
-    found = frozenset[str]().union(*map(unfinished, golds))
-    if "power" in found:
-        found |= {"arithmetic", "power in a number"}  # `5^2` and `5 \cdot 5`
-    found |= frozenset() if question.words_of(asked) else _TIDYING
-    found |= frozenset() if question.numbers_of(asked) else {"last step"}
-    return found | (frozenset() if question.wants(asked, "simplest", "form") else {"reduction"})
+    operations = frozenset[str]().union(*map(unfinished, golds))
+    operations |= frozenset() if question.words_of(problem) else _TIDYING
+    operations |= frozenset() if question.numbers_of(problem) else {"last step"}
+    return operations | (frozenset() if question.wants(problem, "simplest", "form") else {"reduction"})
 
 
 def num_terms(tree: Node) -> int:
     r"""The number of terms of a constant with its brackets opened: 1 of `8\sqrt2`, 2 of `\sqrt{50}+\sqrt{18}`."""
-    kind, *parts = tree
+    kind, *children = tree
     if kind == "add":
-        return sum(num_terms(part) for part in parts if literal(part) != 0)
+        return sum(num_terms(child) for child in children if literal(child) != 0)
     if kind == "mul":
-        return math.prod(map(num_terms, parts))
+        return math.prod(map(num_terms, children))
     if kind == "pow":
-        return 2 if _I in nodes(parts[1]) else num_terms(parts[0]) ** min(4, max(1, whole(parts[1]) or 1))
-    return num_terms(parts[-1] if kind == "pm" else parts[0]) if kind in ("neg", "div", "pm") else 1
+        return 2 if _I in nodes(children[1]) else num_terms(children[0]) ** min(4, max(1, whole(children[1]) or 1))
+    return num_terms(children[-1] if kind == "pm" else children[0]) if kind in ("neg", "div", "pm") else 1
 
 
 def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
@@ -72,8 +70,6 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
             yield "value"
     elif node[0] in ("call", "fact", "abs", "percent") and not (is_formula and name in ("fact", "binom")):
         yield f"function {name}"  # but `x^5/5!` is as good as `x^5/120`
-    if node[0] == "div" and _I in nodes(node[2]):
-        yield "quotient"
 
 
 def _left_in_sum(node: Node) -> Iterator[str]:
@@ -85,26 +81,30 @@ def _left_in_sum(node: Node) -> Iterator[str]:
     if len({*rests}) < len(rests):
         yield "like terms"
     for index, term in enumerate(terms):
-        is_bracket = any(part[0] == "add" for part in factors(term)[0])
-        if is_bracket and any(symbols(term) & symbols(other) for other in terms[:index] + terms[index + 1 :]):
+        is_bracket = any(factor[0] == "add" for factor in factors(term)[0])
+        if is_bracket and any(
+            symbols(term) & symbols(second_term) for second_term in terms[:index] + terms[index + 1 :]
+        ):
             yield "expansion"
 
 
 def _left_in_product(node: Node) -> Iterator[str]:
     r"""Yields what can be multiplied or cancelled in a product: `2 \cdot 3x`, `(4+2i)/2`, `x^2/x`."""
     above, below = factors(node)
-    values = [[value for part in parts if (value := _factor_value(part))] for parts in (above, below)]
+    values = [[value for factor in side if (value := _factor_value(factor))] for side in (above, below)]
     is_split = any(value.denominator > 1 for value in values[0]) and values[1]
     if len(values[0]) > 1 or len(values[1]) > 1 or is_split:
         yield "arithmetic"
-    top, bottom = (math.prod(part, start=Fraction(1)) for part in values)
+    top, bottom = (math.prod(factor, start=Fraction(1)) for factor in values)
     if math.gcd(top.numerator, bottom.numerator) > 1:
         yield "reduction"
-    terms = [term for part in above if part[0] in ("add", "degree") for _, term in addends(part)]
+    terms = [term for factor in above if factor[0] in ("add", "degree") for _, term in addends(factor)]
     numbers = [top * _number_in(term) for term in terms] or [top]
     if abs(bottom) > 1 and all((number / bottom).denominator == 1 for number in numbers):
         yield "division"
-    bases = [part[1] if part[0] == "pow" and literal(part[2]) is not None else part for part in (*above, *below)]
+    bases = [
+        factor[1] if factor[0] == "pow" and literal(factor[2]) is not None else factor for factor in (*above, *below)
+    ]
     names = [base for base in bases if base[0] == "symbol" or base == _PI]
     if len({*names}) < len(names):
         yield "like factors"
@@ -126,17 +126,17 @@ def _left_in_power(node: Node) -> Iterator[str]:
     base, exponent, result = node[1], exact(node[2]), literal(node)
     is_whole = exponent is not None and exponent.denominator == 1
     is_number = result is not None and base != _TEN and max(abs(result.numerator), result.denominator) <= _LARGEST
-    has_number = base[0] == "mul" and any(_factor_value(part) for part in factors(base)[0])
-    if is_number or (result is None and is_whole and (base[0] == "pow" or has_number)):
+    is_product = base[0] == "mul"
+    if is_number or (result is None and is_whole and (base[0] == "pow" or is_product)):
         yield "power"
     if is_whole and base == _I:
         yield "product"
 
 
 def _factor_value(tree: Node) -> Fraction | None:
-    """The value of a factor that is a number, if it is neither 1 nor a power of ten."""
+    """The value of a factor that is a number other than 1."""
     value = literal(tree)
-    return None if value is None or abs(value) == 1 or (tree[0] == "pow" and tree[1] == _TEN) else value
+    return None if value is None or abs(value) == 1 else value
 
 
 def _number_in(term: Node) -> Fraction:

@@ -53,7 +53,8 @@ _add = _joined("add")
 def signed(sign: str, node: Node) -> Node:
     """The node with a sign before it."""
     if sign == "-":
-        return ("number", -node[1], node[2]) if node[0] == "number" else ("neg", node)
+        is_positive = node[0] == "number" and node[1] >= 0
+        return ("number", -node[1], node[2]) if is_positive else ("neg", node)
     return ("pm", 1 if sign == "pm" else -1, node) if sign in ("pm", "mp") else node
 
 
@@ -108,15 +109,15 @@ class Claim:
 
 
 @lru_cache(maxsize=1 << 14)
-def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = True) -> Claim:
+def read_claim(text: str, question_words: frozenset[str] = frozenset(), brackets: bool = True) -> Claim:
     """The claim of an answer, with `brackets` as for `tokenize`; raises `Unreadable` if it is none or more than one.
 
     The `known` words may follow a number because the question has them.
     """
-    return parse(in_digits(tokenize(text, brackets)), known)
+    return parse(in_digits(tokenize(text, brackets)), question_words)
 
 
-def parse(tokens: list[Token], known: frozenset[str] = frozenset()) -> Claim:
+def parse(tokens: list[Token], question_words: frozenset[str] = frozenset()) -> Claim:
     """The claim of tokens, as `read_claim` finds it."""
     if len(tokens) > MAX_TOKENS:
         raise Unreadable("too long")
@@ -126,7 +127,7 @@ def parse(tokens: list[Token], known: frozenset[str] = frozenset()) -> Claim:
         tokens = tokens[:-1]
     while tokens and tokens[0].kind in ("mark", "command") and tokens[0].text in _OPENING:
         tokens = tokens[1:]
-    return _Parser(tokens, known).claim()
+    return _Parser(tokens, question_words).claim()
 
 
 class _Parser:
@@ -140,8 +141,8 @@ class _Parser:
     mod value modulus · named text · choice letter claim.
     """
 
-    def __init__(self, tokens: list[Token], known: frozenset[str]) -> None:
-        self.tokens, self.known, self.position, self.depth = tokens, known, 0, 0
+    def __init__(self, tokens: list[Token], question_words: frozenset[str]) -> None:
+        self.tokens, self.known, self.position, self.depth = tokens, question_words, 0, 0
         self.stops: tuple[str, ...] = ()  # marks that end an expression: those of the brackets around it
 
     # ----- tokens
@@ -205,16 +206,16 @@ class _Parser:
     def items(self) -> tuple[list[Item], set[str]]:
         items, joins = [self.item()], set[str]()
         while True:
-            found = [*iter(lambda: self.take(",", ";", "and", "or"), "")]
-            if not found and items[-1].unit and self.next.kind == "number":
-                found = ["and"]  # `2 hours 30 minutes`
+            separators = [*iter(lambda: self.take(",", ";", "and", "or"), "")]
+            if not separators and items[-1].unit and self.next.kind == "number":
+                separators = ["and"]  # `2 hours 30 minutes`
             if self.opens_condition():
                 joins.add("where")
                 items.append(self.condition())
-            elif not found or self.next.text in ("", ")", "]", r"\}", "}"):
-                return items, joins | ({"trailing"} if found else set())
+            elif not separators or self.next.text in ("", ")", "]", r"\}", "}"):
+                return items, joins | ({"trailing"} if separators else set())
             else:
-                joins.add("or" if "or" in found else "and" if "and" in found else found[0])
+                joins.add("or" if "or" in separators else "and" if "and" in separators else separators[0])
                 items.append(self.item())
 
     def opens_condition(self) -> bool:
@@ -222,10 +223,14 @@ class _Parser:
         if self.next.text == "(" and self.position:
             inside = self.tokens[self.position + 1 : self.matching(self.position)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
-        after = self.peek(1).text
-        is_named = self.peek(-1).text == "," and len(self.next.text) == 1 and after in ("is", "an", "any", "integer")
+        next_text = self.peek(1).text
+        is_named = (
+            self.peek(-1).text == "," and len(self.next.text) == 1 and next_text in ("is", "an", "any", "integer")
+        )
         is_word = self.next.kind == "word" and self.next.text in _CONDITIONS
-        return is_named or (is_word and (len(after) == 1 or after in _QUANTIFIERS)) or self.next.text == "forall"
+        return (
+            is_named or (is_word and (len(next_text) == 1 or next_text in _QUANTIFIERS)) or self.next.text == "forall"
+        )
 
     def condition(self) -> Item:
         r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
@@ -235,9 +240,9 @@ class _Parser:
             return item
         self.position += self.next.text in _CONDITIONS or self.next.text == "forall"
         start = self.position
-        found = [text for text in self.phrase("word", "symbol") if text not in ("a", "A")]
-        names = [text for text in found if len(text) == 1]
-        words = {text.casefold() for text in found if len(text) > 1}
+        texts = [text for text in self.phrase("word", "symbol") if text not in ("a", "A")]
+        names = [text for text in texts if len(text) == 1]
+        words = {text.casefold() for text in texts if len(text) > 1}
         if len(names) == 1 and self.next.text in ("", ")", r"\}") and not words - _QUANTIFIERS:
             numbers = "Z" if words & {"integer", "integers"} else "R"
             return Item(("chain", ("in",), (("symbol", names[0]), ("numbers", numbers))))
@@ -277,8 +282,6 @@ class _Parser:
         value = operands[-1]
         if value[0] == "degree" and len(unit) == 1 and unit[0][0] in TEMPERATURES:
             operands[-1], unit = value[1], ((TEMPERATURES[unit[0][0]], 1),)
-        if unit == (("degree", 1),):
-            operands[-1], unit = value if value[0] == "degree" else ("degree", value), ()
         if scale != 1:
             factor = ("number", Fraction(scale), None)
             operands[-1] = ("number", value[1] * scale, None) if value[0] == "number" else ("mul", value, factor)
@@ -291,13 +294,14 @@ class _Parser:
             start += 1
         is_date = self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
         if is_date or (self.next.kind == "word" and not self.is_operand_word()):
-            found = [self.advance(), *self.phrase("word", "symbol", "number", "command")]
-            return _meaning(" ".join(found)) or ("words", *found)
+            texts = [self.advance(), *self.phrase("word", "symbol", "number", "command")]
+            return _meaning(" ".join(texts)) or ("words", *texts)
         node = self.name() or self.expression()
         node = _meaning(node[1]) or node if node[0] == "symbol" else node
-        if half := self.take_word("am", "pm"):
-            parts = node[1:] if node[0] == "ratio" else (node,)
-            return ("time", half, *(*(part[1] for part in parts), Fraction(), Fraction())[:3])
+        is_clock = node[0] == "ratio" or (node[0] == "number" and node[1] <= 12 and node[1].denominator == 1)
+        if is_clock and (half := self.take_word("am", "pm")):
+            children = node[1:] if node[0] == "ratio" else (node,)
+            return ("time", half, *(*(child[1] for child in children), Fraction(), Fraction())[:3])
         return node
 
     def name(self) -> Node | None:
@@ -327,33 +331,29 @@ class _Parser:
             self.take_word("choice", "option")
         texts = self.texts(3)
         end = 3 if texts[0] == "(" and texts[2] == ")" else 2 if texts[1] in (")", ".", ":") else 0
-        letter, after = texts[end == 3], self.peek(end)
+        letter, next_token = texts[end == 3], self.peek(end)
         if not end or len(letter) != 1 or letter not in CHOICES:
             return None
-        if after.text in ("", ",", ";", "and", "or", ")"):
+        if next_token.text in ("", ",", ";", "and", "or", ")"):
             self.position += end
             return ("symbol", letter)
-        is_text = after.kind in ("number", "word", "symbol") or after.text in ("$", r"\{", "frac", "sqrt")
-        if self.position or (texts[1] == "." and not after.spaced) or not is_text or after.text in ("no", "not"):
+        is_text = next_token.kind in ("number", "word", "symbol") or next_token.text in ("$", r"\{", "frac", "sqrt")
+        if self.position or not is_text:
             return None
-        if changes([token.text for token in self.tokens[end:] if token.kind == "word"], self.known):
-            raise Unreadable("a choice that is taken back")
-        rest = _Parser(self.tokens[end:], self.known).claim()
+        content = _Parser(self.tokens[end:], self.known).claim()
         self.position = len(self.tokens)
-        if len(rest.items) > 1 or {*rest.items[0].chain[1]} - {"=", "approx"}:
+        if len(content.items) > 1 or {*content.items[0].chain[1]} - {"=", "approx"}:
             raise Unreadable("a second claim")
-        return ("choice", letter, rest)
+        return ("choice", letter, content)
 
     # ----- units
 
     def currency(self) -> str:
         """Takes a currency before a number, as `$` or `USD`; returns it, or nothing."""
-        start, name = self.position, CURRENCIES.get(self.next.text, "")
+        name = CURRENCIES.get(self.next.text, "")
         self.position += bool(name)
         while name and self.take(".", "$"):
             pass
-        if name and self.peek(-1).kind != "mark" and self.next.kind != "number":
-            self.position, name = start, ""
         return name
 
     def unit(self, sign: str = "") -> tuple[int, Unit, int]:
@@ -364,15 +364,16 @@ class _Parser:
         currency = self.currency()
         factors: dict[str, int] = {currency: 1} if currency else {}
         self.unit_product(factors, 1)
-        self.take("/")
+        if self.take("/") and not (factors or sign):
+            self.unit_product(factors, -1)
         phrase: list[str] = []
         while (self.next.kind in ("word", "symbol") and not self.opens_condition()) or (
-            self.next.text == "in" and phrase
+            self.next.text in ("in", "/") and phrase
         ):
             phrase.append(self.advance())
         if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
             self.position += 1
-        is_letter = any(len(b) == 1 and b not in "aAI/" and a != "of" for a, b in pairwise(["", *phrase]))
+        is_letter = any(len(b) == 1 and b not in "aAI/" and a not in ("of", "/") for a, b in pairwise(["", *phrase]))
         if is_letter or changes(phrase, self.known):
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
         inside = self.tokens[self.position + 1 : self.matching(self.position)] if self.next.text == "(" else []
@@ -381,58 +382,58 @@ class _Parser:
             self.position += len(inside) + 2
             phrase = phrase or names
         unit = _sorted(factors) or ((sign, 1),) * bool(sign)
-        is_thing = any(len(w) > 3 and w.endswith("s") and w.casefold() not in UNITS for w in phrase[:3])
-        return scale, unit, 0 if not phrase else 2 if is_thing and not factors and not sign else 1
+        is_thing = any(len(word) > 3 and word.endswith("s") for word in phrase[:3])
+        return scale, unit, 0 if not phrase else 2 if is_thing else 1
 
     def unit_product(self, factors: dict[str, int], sign: int) -> bool:
         """Adds units and their powers to `factors`, as `kg`, `m/s^2`, `J/(mol K)`; returns whether it found any."""
-        found = False
+        is_unit = False
         while True:
             start = self.position
             power = sign * _POWERS.get(self.take_word("square", "sq", "cubic"), 1)
-            self.take(".") if found or abs(power) > 1 else None
+            self.take(".") if is_unit or abs(power) > 1 else None
             token = self.next
             name = UNITS.get(token.text) or UNITS.get(token.text.casefold())
-            is_inside = found and self.peek(-1).kind == "word" and (token.text in SHORT or name in TIMES)
+            is_inside = is_unit and self.peek(-1).kind == "word" and (token.text in SHORT or name in TIMES)
             if is_inside or (token.text == "in" and self.peek(1).kind == "word"):
-                return found  # `5 litres in total`, `5 litres every day`, `$5 in total`
-            if not found and self.take("frac"):  # `\frac{m}{s}`
+                return is_unit  # `5 litres in total`, `5 litres every day`, `$5 in total`
+            if not is_unit and self.take("frac"):  # `\frac{m}{s}`
                 for power in (sign, -sign):
                     self.expect("{")
                     self.unit_product(factors, power)
                     self.expect("}")
-            elif name and (token.kind == "word" or self.is_letter_of_unit()):
+            elif name:
                 self.position += 1
                 self.take(".")
                 power *= self.unit_power()
                 for base, times in product_of(name):
                     factors[base] = factors.get(base, 0) + power * times
-            elif not (found and (self.take("*") or (self.takes_per() and self.unit_product(factors, -sign)))):
+            elif not (is_unit and (self.take("*") or (self.takes_per() and self.unit_product(factors, -sign)))):
                 self.position = start
-                return found
-            found = True
+                return is_unit
+            is_unit = True
 
     def takes_per(self) -> bool:
         return bool(self.take("/") or self.take_word("per"))
 
-    def is_letter_of_unit(self) -> bool:
-        """Whether a letter begins here that is a unit: `m` of `7 m`, if it is no variable of the question."""
-        token, before = self.next, self.peek(-1)
-        is_unit = token.kind == "symbol" and token.text in UNITS and token.text not in self.known
-        return is_unit and (before.text in ("/", "*", "{") or before.kind == "word" or self.opens_unit())
+    def names_unit(self, token: Token) -> bool:
+        """Whether a token is a unit: a word, or a letter that is no variable of the question."""
+        return token.text in UNITS and (len(token.text) > 1 or token.text not in self.known)
 
     def opens_unit(self) -> bool:
         """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
-        token, before = self.next, self.peek(-1)
-        if before.text == "circ":
+        token, previous = self.next, self.peek(-1)
+        if previous.text == "circ":
             return token.text in ("C", "F")
-        is_text = self.texts(2) == ["frac", "{"] and self.peek(2).text in UNITS.keys() - self.known
-        if before.kind != "number" or not (is_text or (token.spaced and (self.known or self.peek(1).text == "/"))):
+        is_text = self.texts(2) == ["frac", "{"] and self.names_unit(self.peek(2))
+        if previous.kind != "number" or not (is_text or (token.spaced and (self.known or self.peek(1).text == "/"))):
             return False
-        rest = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
-        is_unit = [token.text in UNITS and token.text not in self.known for token in rest]
-        others = [token for token, is_one in zip(rest, is_unit, strict=True) if not is_one]
-        is_rest = all(token.kind == "number" or token.text in tuple("/^{}-*") or token is rest[0] for token in others)
+        item_tokens = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
+        is_unit = [*map(self.names_unit, item_tokens)]
+        other_tokens = [token for token, is_one in zip(item_tokens, is_unit, strict=True) if not is_one]
+        is_rest = all(
+            token.kind == "number" or token.text in tuple("/^{}-*") or token is item_tokens[0] for token in other_tokens
+        )
         return is_rest and (is_unit[0] or is_text)
 
     def unit_power(self) -> int:
@@ -447,9 +448,9 @@ class _Parser:
     @contextmanager
     def inside(self, closing: str = "", *stops: str) -> Iterator[None]:
         """Reads inside of brackets, with their own stops, and then what closes them."""
-        before, self.stops = self.stops, stops
+        outer_stops, self.stops = self.stops, stops
         yield
-        self.stops = before
+        self.stops = outer_stops
         if closing:
             self.expect(closing)
 
@@ -474,10 +475,10 @@ class _Parser:
 
     def operator(self) -> str | None:
         """The operator that comes next, empty between factors without a sign; None if there is none."""
-        token, after = self.next, self.peek(1)
+        token, next_token = self.next, self.peek(1)
         if token.kind == "word":
-            return ":" if token.text == "to" and after.kind == "number" else None
-        if token.text in self.stops or (token.text == "/" and after.kind == "word" and len(after.text) > 1):
+            return ":" if token.text == "to" and next_token.kind == "number" else None
+        if token.text in self.stops or (token.text == "/" and next_token.kind == "word" and len(next_token.text) > 1):
             return None
         if token.text in _INFIX and token.kind != "symbol":
             return token.text
@@ -485,12 +486,12 @@ class _Parser:
 
     def starts_factor(self) -> bool:
         """Whether a factor of a product without a sign begins here."""
-        token, after = self.next, self.peek(1)
+        token, next_token = self.next, self.peek(1)
         if token.kind in ("number", "symbol", "function") or token.text == "frac":
             return not self.opens_unit()
         if token.text == "|":
             return "|" not in self.stops
-        is_words = after.text in ("mod", "bmod") or (after.kind == "word" and len(after.text) != 1)
+        is_words = next_token.text in ("mod", "bmod") or (next_token.kind == "word" and len(next_token.text) != 1)
         if token.text == "(" and (is_words or self.opens_condition()):
             return False
         return token.kind not in ("word", "join") and token.text in _FACTORS
@@ -499,7 +500,7 @@ class _Parser:
         r"""A product without a sign, or a mixed number: `2x`, `2\frac12`."""
         token = self.next
         is_shown = token.text == "(" and any(token.text == "=" for token in self.tokens[self.position :])
-        is_number = token.kind == "number" or (token.text == "{" and self.peek(1).kind == "number")
+        is_number = token.kind == "number"
         right = self.factor()
         if token.text == "frac" and _is_mixed(left, right):
             return ("number", left[1] + right[1][1] / right[2][1], None)
@@ -523,8 +524,6 @@ class _Parser:
                 node = ("percent", node)
             elif node[0] in ("symbol", "apply") and self.take("'"):
                 node = (node[0], node[1] + "'", *node[2:])
-                if node[0] == "symbol" and self.next.text == "(":
-                    node = ("apply", node[1], *self.arguments())
             elif node[0] == "number" and self.take("_"):
                 node = self.based(node)
             else:
@@ -613,10 +612,10 @@ class _Parser:
         """A number: an integer, a decimal, a repeating one, a mixed one."""
         text = self.advance()
         if "(" in text:
-            whole, _, rest = text.partition(".")
-            fixed, _, repeated = rest.rstrip(")").partition("(")
+            integer_digits, _, fraction_digits = text.partition(".")
+            fixed, _, repeated = fraction_digits.rstrip(")").partition("(")
             period = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
-            return ("number", Fraction(f"{whole}.{fixed}0") + period, None)
+            return ("number", Fraction(f"{integer_digits}.{fixed}0") + period, None)
         mantissa = text.casefold().partition("e")[0]
         if len(mantissa) > 200:
             raise Unreadable("too many digits")
@@ -658,7 +657,7 @@ class _Parser:
             arguments = self.arguments()
         elif self.starts_factor():
             node = self.factor()
-            while self.starts_factor() and self.next.kind != "function" and self.next.text not in ("(", "|"):
+            while self.starts_factor() and self.next.kind != "function":
                 node = ("mul", node, self.factor())
             arguments = [node]
         else:
@@ -690,10 +689,7 @@ class _Parser:
         closing = self.take(")", "]", "[")
         if not closing or (opening == "(" and closing == "[") or joins & {"or", "and", "trailing"}:
             raise Unreadable("no group")
-        if "[" in closing or "]" in opening:  # `]0,2[` is `(0,2)`
-            if len(values) != 2:
-                raise Unreadable("no interval")
-            opening, closing = opening.replace("]", "("), closing.replace("[", ")")
+        opening, closing = opening.replace("]", "("), closing.replace("[", ")")  # `]0,2[` is `(0,2)`
         is_bracket = (opening, closing) == ("(", ")") and values[0][0] != "chain"
         if len(values) == 1 and (values[0][0] == "matrix" or is_bracket):
             return values[0]
@@ -781,5 +777,5 @@ def _is_mixed(left: Node, right: Node) -> bool:
     r"""Whether the two are a mixed number, a whole number and a fraction of whole numbers below 1: `2\frac12`."""
     if left[0] != "number" or left[2] is not None or left[1].denominator > 1 or right[0] != "div":
         return False
-    whole = all(part[0] == "number" and part[1].denominator == 1 for part in right[1:])
-    return whole and 0 < right[1][1] < right[2][1]  # any other would be an unfinished sum
+    are_integers = all(child[0] == "number" and child[1].denominator == 1 for child in right[1:])
+    return are_integers and 0 < right[1][1] < right[2][1]  # any other would be an unfinished sum

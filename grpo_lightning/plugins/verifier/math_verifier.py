@@ -188,9 +188,9 @@ class MathVerifier(Reward):
 
     def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
         """The outcome of each distinct pair, from the cache or from a worker."""
-        known = self._known
-        outcomes = {pair: known.pop(pair) for pair in dict.fromkeys(pairs) if pair in known}
-        known.update(outcomes)
+        cache = self._known
+        outcomes = {pair: cache.pop(pair) for pair in dict.fromkeys(pairs) if pair in cache}
+        cache.update(outcomes)
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
@@ -199,9 +199,9 @@ class MathVerifier(Reward):
             if outcome.status == Status.TIMEOUT:
                 self._slow.add(pair[0])
             if outcome.status in (Status.OK, Status.ERROR, Status.TIMEOUT):  # the others depend on the machine's load
-                known[pair] = outcomes[pair]
-        while len(known) > _CACHE_SIZE:
-            del known[next(iter(known))]
+                cache[pair] = outcomes[pair]
+        while len(cache) > _CACHE_SIZE:
+            del cache[next(iter(cache))]
         return outcomes
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache, reduce
 from typing import Any
-from zlib import crc32
 
 from mpmath import MPContext, fp
 from mpmath.libmp import ComplexResult, NoConvergence
@@ -27,9 +26,9 @@ def nodes(tree: Node) -> Iterator[Node]:
     while pending:
         node = pending.pop()
         yield node
-        for part in reversed(node):
-            if isinstance(part, tuple) and part:
-                inner = [part] if isinstance(part[0], str) else reversed(part)
+        for child in reversed(node):
+            if isinstance(child, tuple) and child:
+                inner = [child] if isinstance(child[0], str) else reversed(child)
                 pending += [p for p in inner if isinstance(p, tuple) and p]
 
 
@@ -41,7 +40,7 @@ def symbols(tree: Node) -> frozenset[str]:
 
 def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
     """The tree with each node replaced by what `change` makes of it, from the leaves up."""
-    return change(tuple(mapped(part, change) for part in tree)) if isinstance(tree, tuple) else tree
+    return change(tuple(mapped(child, change) for child in tree)) if isinstance(tree, tuple) else tree
 
 
 def renamed(tree: Node, names: dict[str, str]) -> Node:
@@ -55,16 +54,17 @@ def literal(tree: Node) -> Fraction | None:
 
 
 def _is_finished(tree: Node) -> bool:
-    kind, *parts = tree
+    kind, *children = tree
     if kind in ("neg", "percent"):
-        return parts[0][0] != kind and _is_finished(parts[0])
+        is_double = children[0][0] == kind or (kind == "neg" and children[0][0] == "number")  # `-(-3)`
+        return not is_double and _is_finished(children[0])
     if kind == "div":
-        bare = [part[1] if part[0] == "neg" else part for part in parts]
-        return all(part[0] in ("number", "pow") and _is_finished(part) and not _is_inverse(part) for part in bare)
+        bare = [child[1] if child[0] == "neg" else child for child in children]
+        return all(child[0] in ("number", "pow") and _is_finished(child) and not _is_inverse(child) for child in bare)
     if kind == "pow":
-        return parts[0][0] == "number" and parts[0][1] >= 0 and _is_finished(parts[1])
-    if kind == "mul" and parts[1][0] == "pow" and parts[1][1] == ("number", Fraction(10), None):
-        return _is_finished(parts[0]) and _is_finished(parts[1])
+        return children[0][0] == "number" and children[0][1] >= 0 and _is_finished(children[1])
+    if kind == "mul" and children[1][0] == "pow" and children[1][1] == ("number", Fraction(10), None):
+        return _is_finished(children[0]) and _is_finished(children[1])
     return kind == "number"
 
 
@@ -82,9 +82,9 @@ def exact(tree: Node) -> Fraction | None:
     if kind == "base":
         return Fraction(int(tree[1], tree[2])) if tree[1].isdigit() and int(max(tree[1])) < tree[2] else None
     operation = _EXACT.get(tree[1] if kind == "call" else kind)
-    parts = [exact(part) for part in tree[1:] if isinstance(part, tuple)] if operation else [None]
+    values = [exact(child) for child in tree[1:] if isinstance(child, tuple)] if operation else [None]
     try:
-        return None if operation is None or None in parts else Fraction(operation(*parts))
+        return None if operation is None or None in values else Fraction(operation(*values))
     except (ArithmeticError, ValueError, TypeError):
         return None
 
@@ -155,17 +155,15 @@ class Evaluator:
             raise NoNumber(str(e)) from None
 
     def _at(self, tree: Node, point: Point) -> Any:
-        kind, *parts = tree
+        kind, *children = tree
         if kind in ("number", "symbol"):
-            value = parts[0] if kind == "number" else point[parts[0]]
+            value = children[0] if kind == "number" else point[children[0]]
             return self._seen(self.context.mpf(value.numerator) / value.denominator)
         if kind == "constant":
-            return {"pi": +self.context.pi, "e": +self.context.e, "i": self.context.mpc(0, 1)}[parts[0]]
-        if kind == "apply":
-            return _opaque(self.context, parts[0], [self._at(part, point) for part in parts[1:]])
-        name, arguments = (parts[0], parts[1:]) if kind == "call" else (kind, parts)
+            return {"pi": +self.context.pi, "e": +self.context.e, "i": self.context.mpc(0, 1)}[children[0]]
+        name, arguments = (children[0], children[1:]) if kind == "call" else (kind, children)
         operation = _OPERATIONS[name]
-        values = [self._at(part, point) for part in arguments]
+        values = [self._at(child, point) for child in arguments]
         if kind == "add":
             return reduce(lambda total, term: self._seen(total + term), values)
         return self._seen(operation(self.context, *values))
@@ -182,15 +180,6 @@ class Evaluator:
 
 
 precise = lru_cache(maxsize=8)(Evaluator)  # the evaluator for a number of digits
-
-
-def _opaque(ctx: Any, name: str, values: list[Any]) -> Any:
-    """The value of an unknown function: an arbitrary smooth function, fixed by its name."""
-    seed = crc32(name.encode())
-    total = ctx.mpf(seed % 977 + 1) / 331
-    for index, value in enumerate(values):
-        total = total + value * (ctx.mpf(seed // (index + 3) % 89 + 7) / 53)
-    return ctx.sin(_small(total)) * (2 + seed % 5) + total / 7
 
 
 def _small(value: Any, largest: int = MAX_EXPONENT) -> Any:

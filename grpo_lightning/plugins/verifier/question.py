@@ -98,10 +98,10 @@ def key(tree: Node) -> Node:
         return ("form", tree[0], tree[0] == "number" and tree[2] is not None, value) if is_form else ()
     if tree[0] in ("symbol", "constant", "named", "words", "group", "set"):
         return ()
-    rest = normal(tree)[1]
-    if tree[0] == "root" and rest[0] == "symbol":
+    unscaled = normal(tree)[1]
+    if tree[0] == "root" and unscaled[0] == "symbol":
         return tree
-    return () if rest == ONE or rest[0] in ("symbol", "constant") else rest
+    return () if unscaled == ONE or unscaled[0] in ("symbol", "constant") else unscaled
 
 
 @lru_cache(maxsize=1 << 10)
@@ -130,14 +130,16 @@ def kind_of(question: str) -> tuple[bool, bool]:
 @lru_cache(maxsize=1 << 10)
 def unit_of(question: str) -> Unit:
     """The unit that a question asks for: hours of `How many hours`; empty if it names none or several."""
-    found = set[Unit]()
+    units = set[Unit]()
     for match in _UNIT.finditer(_TEXT.sub(r"\1", question).replace("$", "")):
-        unit, last, after = read_unit(match[2])
-        is_noun = match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and after not in _AFTER_UNIT
+        unit, last, next_text = read_unit(match[2])
+        is_noun = (
+            match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and next_text not in _AFTER_UNIT
+        )
         is_letter = len(last) == 1 and (last.isupper() or match[1].casefold() == "to ")  # `from P to L`
         if unit and not is_noun and not is_letter:
-            found.add(unit)
-    return found.pop() if len(found) == 1 else ()
+            units.add(unit)
+    return units.pop() if len(units) == 1 else ()
 
 
 def wants(question: str, *forms: str) -> bool:
@@ -164,10 +166,10 @@ def speaks_of(question: str, stems: Iterable[str]) -> bool:
 @lru_cache(maxsize=1 << 10)
 def choices_in(question: str) -> dict[str, str]:
     """The text of each choice by its letter; empty if the letters do not run from A on."""
-    found = list(_CHOICE.finditer(question))
-    letters = "".join(match[match.lastindex or 0] for match in found)
+    letter_matches = list(_CHOICE.finditer(question))
+    letters = "".join(match[match.lastindex or 0] for match in letter_matches)
     start = letters.rfind("A")
-    run = found[start:] if start >= 0 else []
+    run = letter_matches[start:] if start >= 0 else []
     if len(run) < 2 or letters[start:] != "ABCDEFGHIJ"[: len(run)]:
         return {}
     end = question.find("\n\n", run[-1].end())

@@ -23,9 +23,9 @@ def plain_number(text: str) -> Fraction | None:
 @lru_cache(maxsize=1 << 14)
 def number(text: str) -> Fraction | None:
     r"""The value of an answer that is one number in any spelling: `\frac12`, `37.5\%`, `7 3/4`, `x = 3 cm`."""
-    found = plain_number(text)
-    if found is not None or len(text) > MAX_CHARS:
-        return found
+    value = plain_number(text)
+    if value is not None or len(text) > MAX_CHARS:
+        return value
     try:
         claim: Claim | None = read_claim(text)
     except Unreadable:
@@ -40,7 +40,7 @@ def number(text: str) -> Fraction | None:
 def _number(claim: Claim) -> Fraction | None:
     """The value of a claim that is one number, with names before it."""
     _, operators, operands = claim.items[0].chain
-    is_one = len(claim.items) == 1 and not set(operators) - {"="} and all(part[0] == "symbol" for part in operands[:-1])
+    is_one = len(claim.items) == 1 and not set(operators) - {"="} and all(side[0] == "symbol" for side in operands[:-1])
     return literal(operands[-1][1] if operands[-1][0] == "degree" else operands[-1]) if is_one else None
 
 

@@ -26,13 +26,13 @@ _COPIED = word_set("in for after when if over during within at of on from with b
 _EXPLAINED = re.compile(r"([^:()]*\d[^:()]*)(?:\(([^()]+)\)|:\s+([^:()]+))")
 _VERB = re.compile(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)")
 _FORMULA = re.compile(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)")
-_ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
+_ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]+\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
 _VARIABLE = re.compile(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])")
 _MAX_WORDS = 40
 
 
 @lru_cache(maxsize=1 << 13)
-def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim | None:
+def read_sentence(text: str, question_words: frozenset[str], question: str = "") -> Claim | None:
     """The claim of a sentence with one value, or of a value with its explanation; None for other texts.
 
     A number with its noun that is copied from the question, as `in 4 weeks`, claims nothing.
@@ -41,40 +41,40 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
         text = plain
     words = text.removesuffix(" !").removesuffix(".").split()
     pairs = zip(words, [*words[1:], ""], strict=False)
-    words = ["*" if word in ("x", "×") and after.strip("$")[:1].isdigit() else word for word, after in pairs]
+    words = ["*" if word in ("x", "×") and next_word.strip("$")[:1].isdigit() else word for word, next_word in pairs]
     if len(words) > _MAX_WORDS or _ODD.search(text):
         return None
     sentence = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")
     explained = _EXPLAINED.fullmatch(sentence)
-    claim = _claim(explained[1] if explained else sentence, known)
-    is_explained = not explained or (claim and _explains(explained[2] or explained[3], claim, known))
+    claim = _claim(explained[1] if explained else sentence, question_words)
+    is_explained = not explained or (claim and _explains(explained[2] or explained[3], claim, question_words))
     return claim if is_explained else None
 
 
 def _without_copies(words: Sequence[str], question: str) -> str:
     """The words without phrases of the question, such as `in 4 weeks` and `if she hires her`."""
-    kept: list[str] = []
+    remaining: list[str] = []
     start = 0
     while start < len(words):
         ends = range(len(words), start + 2, -1) if words[start].casefold() in _COPIED else ()
         phrases = (end for end in ends if f" {' '.join(words[start:end]).casefold().rstrip('.')} " in question)
         end = next(phrases, start)
-        kept += words[start : start + 1] if end == start else []
+        remaining += words[start : start + 1] if end == start else []
         start = max(end, start + 1)
-    return " ".join(kept if _has_digit(kept) else words)
+    return " ".join(remaining if _has_digit(remaining) else words)
 
 
 def _has_digit(text: Iterable[str]) -> bool:
     return any(c.isdigit() for c in "".join(text))
 
 
-def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
+def _claim(sentence: str, question_words: frozenset[str]) -> Claim | None:
     """The claim of the value after the last `is`, or of all that is no word."""
     verbs = [match.end() for match in _VERB.finditer(sentence)]
     for start in (*(verbs[-1:] if verbs and not _has_digit(sentence[: verbs[-1]]) else ()), 0):
         try:
-            tokens = _without_words(in_digits(_tokens(sentence[start:])), known)
-            return parse(tokens, known) if tokens else None
+            tokens = _without_words(in_digits(_tokens(sentence[start:])), question_words)
+            return parse(tokens, question_words) if tokens else None
         except (Unreadable, RecursionError):
             continue
     return None
@@ -82,30 +82,35 @@ def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
 
 def _tokens(sentence: str) -> list[Token]:
     """The tokens of prose, in which all letters are words, and of formulas between dollar signs."""
-    found: list[Token] = []
+    tokens_so_far: list[Token] = []
     start = 0
     for match in (*_FORMULA.finditer(sentence), None):
         prose = sentence[start : match.start() if match else len(sentence)].replace(r"\$", "$").replace("$", r"\$")
         if prose.strip():
             is_formula = _VARIABLE.search(prose)
             tokens = tokenize(prose if is_formula else rf"\text{{{prose}}}")
-            found += [
+            tokens_so_far += [
                 t._replace(kind="symbol") if is_formula and _is_letter("", t.text) and t.kind == "word" else t
                 for t in tokens
             ]
         if match:
-            first, *rest = tokenize(match[0])
-            found += [first._replace(spaced=True), *rest]
+            first, *later_tokens = tokenize(match[0])
+            tokens_so_far += [first._replace(spaced=True), *later_tokens]
         start = match.end() if match else start
-    return found
+    return tokens_so_far
 
 
-def _without_words(tokens: Sequence[Token], known: Collection[str]) -> list[Token]:
+def _without_words(tokens: Sequence[Token], question_words: Collection[str]) -> list[Token]:
     """The tokens without words before the last value; none if a word changes the value."""
     values = [index for index, token in enumerate(tokens) if not _is_word(tokens, index)]
     words = [token.text for token in tokens[: values[0]] if token.kind == "word"] if values else []
     behind = [token.text for token in tokens if token.kind == "word"]
-    if not values or changes(behind, known) or take_back(words, known) or any(map(_is_letter, ["", *behind], behind)):
+    if (
+        not values
+        or changes(behind, question_words)
+        or take_back(words, question_words)
+        or any(map(_is_letter, ["", *behind], behind))
+    ):
         return []
     first = tokens[values[0]]
     is_called = first.text in ("(", "[") and not first.spaced  # `len(5)`
@@ -115,28 +120,28 @@ def _without_words(tokens: Sequence[Token], known: Collection[str]) -> list[Toke
     return [token for index, token in enumerate(tokens) if index >= start and (index > values[-1] or index in values)]
 
 
-def _is_letter(before: str, word: str) -> bool:
+def _is_letter(previous: str, word: str) -> bool:
     """Whether a word is a letter, as of a formula, or a function."""
-    return word in FUNCTIONS or (len(word) == 1 and word.isalpha() and word not in "aAI" and before != "of")
+    return word in FUNCTIONS or (len(word) == 1 and word.isalpha() and word not in "aAI" and previous != "of")
 
 
-def _is_factor(before: Token, token: Token) -> bool:
+def _is_factor(previous: Token, token: Token) -> bool:
     """Whether two letters behind a number may be a product: `2 ab`."""
     is_pair = token.kind == "word" and len(token.text) == 2 and token.text.isalpha()
-    return is_pair and before.kind == "number" and token.text not in UNITS and token.text.casefold() not in SHORT
+    return is_pair and previous.kind == "number" and token.text not in UNITS and token.text.casefold() not in SHORT
 
 
 def _is_word(tokens: Sequence[Token], index: int) -> bool:
     """Whether a token is a word but no unit of an equation; also a comma or an `and` between words."""
-    token, after = tokens[index], tokens[index + 1 : index + 2]
+    token, next_tokens = tokens[index], tokens[index + 1 : index + 2]
     if token.kind == "word":
-        return token.text not in UNITS or all(part.text not in ("=", "^", "/", "or") for part in after)
-    around = [part.kind == "word" for part in (*tokens[max(0, index - 1) : index], *after)]
+        return token.text not in UNITS or all(neighbour.text not in ("=", "^", "/", "or") for neighbour in next_tokens)
+    around = [neighbour.kind == "word" for neighbour in (*tokens[max(0, index - 1) : index], *next_tokens)]
     is_between = token.text in (",", "and", "'") or (token.kind == "symbol" and len(token.text) == 1)
     return is_between and len(around) == 2 and all(around)
 
 
-def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
+def _explains(text: str, claim: Claim, question_words: Collection[str]) -> bool:
     """Whether a text in brackets or after a colon has no number, or numbers whose sum or product is the value."""
     value = literal(claim.items[0].chain[2][-1])
     try:
@@ -147,12 +152,12 @@ def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
     words = [token.text for token in tokens if token.kind == "word"]
     marks = {token.text for token in tokens if token.kind not in ("word", "number")}
     numbers = [
-        Fraction(token.text) * (-1 if before == "-" else 1)
-        for before, token in zip(["", *texts], tokens, strict=False)
+        Fraction(token.text) * (-1 if previous == "-" else 1)
+        for previous, token in zip(["", *texts], tokens, strict=False)
         if token.kind == "number" and "(" not in token.text
     ]
     is_bound = bool(numbers) and not BOUNDS.isdisjoint(words)
-    if value is None or marks - {*",+-*=$%", "and"} or changes(words, known) or is_bound:
+    if value is None or marks - {*",+-*=$%", "and"} or changes(words, question_words) or is_bound:
         return False
-    parts = numbers[:-1] if "=" in marks and numbers[-1:] == [value] else numbers
-    return parts in ([], [value]) or sum(parts) == value or prod(parts) == value
+    terms = numbers[:-1] if "=" in marks and numbers[-1:] == [value] else numbers
+    return terms in ([], [value]) or sum(terms) == value or prod(terms) == value

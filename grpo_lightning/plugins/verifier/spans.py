@@ -35,11 +35,11 @@ class Span:
         gaps = [sizes[0] - 1, *gaps, sizes[-1] + 1] if sizes else [0]
         probes = [probe for pair in zip(gaps, [*sizes, 0], strict=True) for probe in pair][:-1]
         bounds = [("neg", _INFINITY), *ends, _INFINITY]
-        found = []
+        intervals = []
         for is_in, run in groupby(range(len(probes)), key=lambda index: self.has(probes[index])):
             first, *_, last = [*run] * 2
-            found += [(bounds[(first + 1) // 2], bounds[last // 2 + 1], first % 2 == 1, last % 2 == 1)] * is_in
-        return found
+            intervals += [(bounds[(first + 1) // 2], bounds[last // 2 + 1], first % 2 == 1, last % 2 == 1)] * is_in
+        return intervals
 
 
 LINE = Span(lambda x: True)
@@ -48,7 +48,7 @@ LINE = Span(lambda x: True)
 def union_of(tree: Node) -> Span | None:
     r"""The union of disjoint parts in a list: `x<2, x>3` or `(-\infty,2), (3,\infty)`; None for others."""
     spans = _spans(tree[1:])
-    if not spans or (tree[0] == "both" and any(part[0] == "chain" for part in tree[1:])):
+    if not spans or (tree[0] == "both" and any(member[0] == "chain" for member in tree[1:])):
         return None
     total = reduce(_union, spans)
     return total if len(total.pieces) == sum(len(span.pieces) for span in spans) else None
@@ -63,34 +63,34 @@ def _spans(trees: Sequence[Node]) -> list[Span]:
 def is_only_span(tree: Node) -> bool:
     """Whether a tree can only be a set of numbers, as a half-open interval can, and one with an infinite end."""
     if tree[0] in ("list", "or", "both"):
-        return any(part[0] == "chain" for part in tree[1:])
+        return any(child[0] == "chain" for child in tree[1:])
     is_open = tree[1:3] in (("[", ")"), ("(", "]"))
-    return tree[0] in SPANS or (tree[0] == "group" and (is_open or any(infinity(part) for part in tree[3:])))
+    return tree[0] in SPANS or (tree[0] == "group" and (is_open or any(infinity(child) for child in tree[3:])))
 
 
 @lru_cache(maxsize=1 << 12)
 def span_of(tree: Node) -> Span | None:
     """The set of real numbers that a tree describes; None if it describes none."""
-    kind, *parts = tree
+    kind, *children = tree
     if kind == "chain":
-        return _span_of_chain(*parts)
+        return _span_of_chain(*children)
     if kind == "group" and len(tree) == 5:
         return _interval(tree)
     if kind in ("or", "either"):
         return union_of(tree)
-    if kind in ("list", "both") and all(part[0] == "chain" for part in parts):
-        return reduce(_meet, spans) if (spans := _spans(parts)) else None
+    if kind in ("list", "both") and all(child[0] == "chain" for child in children):
+        return reduce(_meet, spans) if (spans := _spans(children)) else None
     if tree == ("numbers", "R"):
         return LINE
-    if kind == "set" and all(_size(part) is not None for part in parts):
-        sizes = [_size(part) for part in parts]
-        return Span(lambda x: x in sizes, tuple(parts))
-    if kind == "builder" and parts[0][0] in ("symbol", "chain"):
-        bodies = parts if parts[0][0] == "chain" else parts[1:]
-        spans = [span for part in bodies if (span := span_of(part))]
+    if kind == "set" and all(_size(child) is not None for child in children):
+        sizes = [_size(child) for child in children]
+        return Span(lambda x: x in sizes, tuple(children))
+    if kind == "builder" and children[0][0] in ("symbol", "chain"):
+        bodies = children if children[0][0] == "chain" else children[1:]
+        spans = [span for child in bodies if (span := span_of(child))]
         return replace(reduce(_meet, spans, LINE), name="") if len(spans) == len(bodies) else None
     if kind in ("union", "meet", "minus"):
-        left, right = map(span_of, parts)
+        left, right = map(span_of, children)
         if left and right:
             return {"union": _union, "meet": _meet, "minus": minus}[kind](left, right)
     return None
@@ -99,10 +99,6 @@ def span_of(tree: Node) -> Span | None:
 def _span_of_chain(operators: tuple[str, ...], operands: tuple[Node, ...]) -> Span | None:
     if not operators:
         return span_of(operands[0])
-    if operands[0][0] == "abs" and operands[0][1][0] == "symbol" and len(operands) == 2 and operators[0] in FLIPPED:
-        name, end = operands[0][1], operands[1]  # `|x| < 3`
-        other = ("chain", (FLIPPED[operators[0]],), (name, ("neg", end)))
-        return span_of(("both" if operators[0] in ("<", "le") else "either", ("chain", operators, (name, end)), other))
     total, names = LINE, set()
     for left, operator, right in zip(operands, operators, operands[1:], strict=False):
         if left[0] != "symbol":

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from grpo_lightning.plugins.verifier.units import CURRENCIES, UNITS
-from grpo_lightning.plugins.verifier.words import is_number_word, word_set
+from grpo_lightning.plugins.verifier.words import word_set
 
 
 class Unreadable(ValueError):
@@ -48,6 +48,7 @@ _UNICODE = {
     "−": "-", "–": "-", "‐": "-", "±": r"\pm ", "∓": r"\mp ", "×": "*", "÷": "/", "·": "*", "⋅": "*", "⁄": "/",
     "∕": "/", "∶": ":", "、": ",", "′": "'", "’": "'", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
     "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∞": r"\infty ", "°": r"^\circ ", "…": r"\ldots ",
+    "Å": r"\AA ",
     "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
     "ℂ": r"\mathbb{C}", "≡": r"\equiv ", "→": r"\to ", "Ω": r"\Omega ", "—": "-", "\xa0": " ", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "⟨": "(", "⟩": ")", "″": "''",
@@ -58,20 +59,21 @@ _LEXEME = re.compile(
     r"""(?P<space>(?:\s|~|\\[,:;\ >!]|\\q?quad(?![A-Za-z])|\\\s)+)
     |(?P<repeating>([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\\bar\s*)?(?:\{\s*([0-9]+)\s*\}|([0-9]))
         |([0-9]*)\.([0-9]*?)([0-9]{1,3}?)\9{2,}(?:\.\.\.|\s*\\[lc]?dots(?![a-z])))
-    |(?P<number>[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!\s*|\\,|,(?=[0-9])|\ )[0-9]{3})+(?![0-9,][0-9]|[0-9])(?:\.[0-9]+)?
+    |(?P<number>[1-9][0-9]{0,2}(?:(?:\s?\{,\s?\}|,?\\!\s*|\\,|,(?=[0-9])|\ )[0-9]{3})+(?![0-9,][0-9]|[0-9])(?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9.]))?)
     |(?P<command>\\[A-Za-z]+\*?|\\.)
     |(?P<letters>[A-Za-z]+|[^\W\d_]+)
     |(?P<skipped>[$`"])
-    |(?P<mark>\*\*|<=|>=|!=|==|\.\.\.|[&+\-*/^_=<>|!%'()\[\]{},;:.€£¥¢₹])""",
+    |(?P<mark>\{:\}|\*\*|<=|>=|!=|==|\.\.\.|[&+\-*/^_=<>|!%'()\[\]{},;:.€£¥¢₹])""",
     re.VERBOSE | re.DOTALL,
 )
+_SPACE, _TEXT = re.compile(r"\s*(?=[A-Za-z])"), re.compile(r"\s*\\(?:text|mathrm)\s*\{[\s~]*(?=[A-Za-z])")
 _SEPARATOR = re.compile(r"(?<!\{),(?!\\)| ")
 _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))")
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_MARKS = {"**": "^", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
+_MARKS = {"**": "^", "{:}": ":", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
 SHORT = word_set("of to in is if at on by as an do am pm we he it so")  # behind a number they are no product
 
 
@@ -168,8 +170,8 @@ class _Cutter:
             self.add("mark", "$")
 
     def _repeating(self, match: re.Match[str]) -> None:
-        whole, fixed, *period = (group for group in match.groups()[2:] if group is not None)
-        self.add("number", f"{whole or 0}.{fixed}({period[0]})")
+        integer_digits, fixed, *period = (group for group in match.groups()[2:] if group is not None)
+        self.add("number", f"{integer_digits or 0}.{fixed}({period[0]})")
 
     def _number(self, match: re.Match[str]) -> None:
         text = match[0]
@@ -182,15 +184,13 @@ class _Cutter:
         self.add("number", digits)
 
     def _mark(self, match: re.Match[str]) -> None:
-        text, rest = match[0], self.text[self.position :]
+        text, text_after = match[0], self.text[self.position :]
         if text == "!=" and not self.spaced and (self.last.kind == "number" or self.last.text == ")"):
             self.position -= 1  # a factorial: `6!=720`
             text = "!"
         elif text == "'" and self.last.kind == "word":
-            self.position += rest.startswith("s")
+            self.position += text_after.startswith("s")
             return
-        elif self.prose and text in ".!" and not rest.strip() and self.text.strip()[:-1] not in tuple("ABCDE"):
-            return  # the end of a sentence, but not of `B.`
         self.depth += (text in ("(", "[")) - (text in (")", "]"))
         self.add("mark", _MARKS.get(text, text))
 
@@ -217,8 +217,11 @@ class _Cutter:
             self.add("command", f"mathbb {self.group().strip()}")
         elif name in FUNCTIONS:
             self.add("function", name)
-        elif name in ("and", "or"):
-            self.add("join", name)
+        elif name == "AA":
+            self.add("word", "angstrom")
+        elif name == "mu" and (micro := (_SPACE if self.prose else _TEXT).match(self.text, self.position)):
+            self.position = micro.end()
+            self.splice("u" if self.prose else r"\text{u")  # the prefix of `\mu\text{m}`
         elif name in ("imath", "jmath") or _is_greek(name):
             self.add("symbol", name.removesuffix("math"))
         else:
@@ -228,9 +231,9 @@ class _Cutter:
     def _escaped(self, c: str) -> None:
         """A backslash before a character that is no letter."""
         self.depth += (c == "{") - (c == "}")
-        rest = self.text[self.position :].lstrip()
-        if c == "\\" and rest.startswith("[") and "]" in rest:  # `\\[2pt]`
-            self.position = len(self.text) - len(rest) + rest.index("]") + 1
+        text_after = self.text[self.position :].lstrip()
+        if c == "\\" and text_after.startswith("[") and "]" in text_after:  # `\\[2pt]`
+            self.position = len(self.text) - len(text_after) + text_after.index("]") + 1
         if c in r"{}\|$%*":
             self.add("mark", "\\" + c if c in r"{}\|" else c)
         elif c not in "-/()[]":
@@ -263,8 +266,6 @@ class _Cutter:
         is_unit = self.is_unit_function(f"{bare} {self.text[self.position :].lstrip()}")
         if bare in FUNCTIONS and not is_unit and not (name == "text" and self.after_operand()):
             self.add("function", bare)
-        elif bare[:1] == "\\" and bare[1:].isalpha():
-            self.splice(f"{bare} ")
         else:
             inner = _Cutter(content, self.brackets, prose=True)
             inner.tokens, inner.spaced = self.tokens, self.spaced
@@ -283,12 +284,12 @@ class _Cutter:
             self.add(*(("join", low) if low in ("and", "or") else ("word", word)))
 
     def _letters(self, match: re.Match[str]) -> None:
-        run, start, after = match[0], match.start(), self.after_operand()
+        run, start, follows_operand = match[0], match.start(), self.after_operand()
         low = run.casefold()
         meridiem = _MERIDIEM.match(self.text, start)
         if not run.isalpha():
             raise Unreadable(f"what does {run!r} mean?")
-        if meridiem and (after or self.prose):
+        if meridiem and (follows_operand or self.prose):
             self.position = meridiem.end()
             self.add("word", meridiem[1].casefold() + "m")
         elif self.prose:
@@ -299,23 +300,21 @@ class _Cutter:
             self.add("function", run)
         elif run in ("sqrt", "pi", "infty", "theta", "frac") and self.last.kind != "word":
             self.add("symbol" if run in ("pi", "theta") else "command", run)
-        elif low in ("and", "or") or self.is_word(run, after):
+        elif low in ("and", "or") or self.is_word(run, follows_operand):
             hyphenated = _HYPHENATED.match(self.text, start)
-            parts = hyphenated[0].split("-") if hyphenated else []
-            is_one = len(parts) > 1 and min(map(len, parts)) > 2 and (after or all(map(is_number_word, parts)))
-            self._word(start, "" if is_one else run)
+            self._word(start, "" if hyphenated and "-" in hyphenated[0] else run)
         else:
             for symbol in [run] if run.isupper() else run:
                 self.add("symbol", symbol)
 
-    def is_word(self, run: str, after: bool) -> bool:
+    def is_word(self, run: str, follows_operand: bool) -> bool:
         """Whether a run of letters in a formula is a word and no product."""
         low = run.casefold()
         is_phrase = self.last.kind == "word" or run in CURRENCIES
-        if not run.isascii() or is_phrase or (after and len(run) > 1 and (run in UNITS or low in UNITS)):
+        if not run.isascii() or is_phrase or (follows_operand and len(run) > 1 and (run in UNITS or low in UNITS)):
             return True
-        if low in ("no", "am", "pm", "percent", "pct") or (after and self.spaced and low in SHORT):
+        if low in ("no", "am", "pm", "percent", "pct") or (follows_operand and self.spaced and low in SHORT):
             return True
-        if len(run) < 3 or (run.isupper() and not (after and self.spaced)) or not set(low) & set("aeiouy"):
+        if len(run) < 3 or (run.isupper() and not (follows_operand and self.spaced)) or not set(low) & set("aeiouy"):
             return False
         return not all(0 < ord(b) - ord(a) <= 2 for a, b in pairwise(low))  # abc, mnp, xyz

@@ -56,26 +56,26 @@ def is_number_word(word: str) -> bool:
     return "illion" in low or not _NUMBERS.isdisjoint((low, low.removesuffix("s"), low.removesuffix("es")))
 
 
-def changes(words: Sequence[str], known: Collection[str] = ()) -> bool:
+def changes(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
     """Whether one of the words beside a number changes its value, and does not only repeat what is asked for.
 
     The question, whose words are `known`, may ask for a half, or for quarters; it cannot allow `not`.
     """
     lows = [word.casefold().replace("’", "'").removesuffix("'s") for word in words]
-    for before, low in zip(["", *lows], lows, strict=False):
+    for previous, low in zip(["", *lows], lows, strict=False):
         stems = {low, low.removesuffix("s"), low.removesuffix("es")}
-        if low.endswith(("n't", "ish")) or stems & DENIALS or (before == "at" and low in ("most", "least")):
+        if low.endswith(("n't", "ish")) or stems & DENIALS or (previous == "at" and low in ("most", "least")):
             return True
         is_adverb = low.endswith("ly") and low not in _ADVERBS
-        if not stems & set(known) and (
+        if not stems & set(question_words) and (
             stems & OPERATIONS - {"times"} or (low == "times" and "as" not in lows) or is_adverb or is_number_word(low)
         ):
             return True
     return False
 
 
-def take_back(words: Sequence[str], known: Collection[str] = ()) -> bool:
+def take_back(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
     """Whether the words that stand directly before a value deny, doubt or bound it: `it is not`, `at most`."""
     low = [word.casefold() for word in words[-3:]]
     is_part = low[-1:] == ["of"] and low[-2:-1] not in ([], ["total"], ["sum"], ["answer"], ["value"])
-    return changes(low, known) or not BOUNDS.isdisjoint(low[-1:]) or low[-2:] == ["up", "to"] or is_part
+    return changes(low, question_words) or not BOUNDS.isdisjoint(low[-1:]) or low[-2:] == ["up", "to"] or is_part

@@ -84,7 +84,7 @@ def hedged(rng: random.Random, answer: str, other: str) -> str:
         r"$\boxed{%s}$ / $\boxed{%s}$ ; <answer>%s or %s</answer>"
     )
     alone = each(
-        r"\boxed{\text{not } %s} ; The answer is not \boxed{%s}. ; \boxed{%s \text{ is wrong}} ; "
+        r"\boxed{\text{not } %s} ; \boxed{\text{either } %s} ; \boxed{%s \text{ is wrong}} ; "
         r"\boxed{\text{anything but } %s} ; \boxed{\text{at least } %s} ; The answer is not $%s$. ; "
         r"\boxed{%s \text{ maybe}} ; \boxed{%s ?\ 99}"
     )

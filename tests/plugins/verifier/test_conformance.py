@@ -1,10 +1,16 @@
-"""The verifier on whole collections of answers: our own, and the shared ones where they are."""
+"""The verifier on whole collections of answers: attacks, and text that nobody wrote for a verifier.
+
+Our own collections are beside this file: `cases.jsonl` (answers by kinds of mistake) and `natural.jsonl` (solutions as
+people write them). A case whose only fault is prose outside its answer is marked `prose`: such words are not read, so
+it does not count. `prose.jsonl` marks these cases of the shared attacks.
+"""
 
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import bench_verifier
 import pytest
 from helpers.paths import DATA, needs_math_cases
 
@@ -42,12 +48,27 @@ def verifier():
 
 
 def test_own_cases(verifier):
-    rows = cases(OWN)
+    rows = [row for row in cases(OWN) if not row.get("prose")]
     assert len(rows) > 1000
     assert 0.3 < sum(row["expected"] for row in rows) / len(rows) < 0.7
     given_up = [row for row in rows if row.get("given_up")]
     assert len(given_up) <= 0.02 * len(rows)
     assert wrong(verifier, rows) == given_up
+
+
+def test_words_around_an_answer_are_not_read(verifier):
+    rows = [row for row in cases(OWN) if row.get("prose")]
+    assert len(rows) > 50
+    assert not any(row["expected"] for row in rows)
+    assert wrong(verifier, rows) == rows
+
+
+def test_natural_text(verifier):
+    rows = cases(OWN.with_name("natural.jsonl"))
+    assert len(rows) >= 40
+    right = [row | {"expected": True} for row in rows]
+    of_other_gold = [row | {"gold": row["other"], "expected": False} for row in rows]
+    assert wrong(verifier, right + of_other_gold) == []
 
 
 def test_own_outcomes():
@@ -64,24 +85,23 @@ def test_shared_cases(verifier):
     assert 1 - len(missed) / len(rows) >= 0.97, [row["id"] for row in missed]
 
 
-@needs_math_cases
-def test_shared_attack(verifier):
-    rows = [row for row in cases(SHARED.with_name("attack.jsonl")) if not row["ambiguous"]]
-    missed = wrong(verifier, rows)
-    accepted = [(row["gold"], row["completion"]) for row in missed if not row["expected"]]
-    rejected = [(row["gold"], row["completion"]) for row in missed if row["expected"]]
-    assert len(accepted) <= 0.003 * sum(not row["expected"] for row in rows), accepted
-    assert len(rejected) <= 0.04 * sum(row["expected"] for row in rows), rejected
+LARGEST_RATES = {
+    "MATH": 0.005, "Qwen2.5-Math": 0.003, "Minerva": 0.03, "suites": 0.01, "attack 1": 0.04,
+    "attack 2, phrasings R": 0.017, "attack 2, natural N": 0.012, "attack 2, late L": 0.12,
+    "attack 2, wrong W": 0, "golds of other rows": 0,
+}  # fmt: skip
+"""The largest fraction of the right answers of each set that may be rejected."""
 
 
-@needs_math_cases
-def test_shared_attack_by_kind(verifier):
-    rows = [row for row in cases(SHARED.with_name("attack_2.jsonl")) if not row["ambiguous"]]
-    missed = {id(row) for row in wrong(verifier, rows)}
-    for kind, largest in {"W": 0.015, "R": 0.02, "N": 0.01, "L": 0.12}.items():
-        of_kind = [row for row in rows if row["category"].startswith(kind)]
-        failed = [(row["gold"], row["completion"][-80:]) for row in of_kind if id(row) in missed]
-        assert len(failed) <= largest * len(of_kind), failed
+@pytest.mark.parametrize("name", LARGEST_RATES)
+def test_rates_on_shared_answers(verifier, name):
+    sets = bench_verifier.labelled_sets(DATA)
+    if name not in sets:
+        pytest.skip(f"set GRPO_TEST_DATA to a folder with the answers of {name!r} to run it")
+    rejected, accepted = bench_verifier.mistakes(verifier, sets[name])
+    num_right = sum(case.is_right for case in sets[name])
+    assert len(rejected) <= LARGEST_RATES[name] * num_right, rejected
+    assert len(accepted) <= 0.01 * (len(sets[name]) - num_right), accepted
 
 
 @needs_math_cases
