@@ -87,27 +87,6 @@ class Clipped(Surrogate):
         return result
 
 
-class CISPO(Surrogate):
-    """CISPO: sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * Â * log π_θ (arXiv 2506.13585, Eq. 4-5).
-
-    No token stops learning: the bounds only limit how hard it pushes. A clip silences rare but decisive tokens early.
-
-    Args:
-        clip_low: ε below; None, as in the paper, sets no bound.
-        clip_high: ε above: the factor is at most 1 + clip_high. The paper gives no value; in ScaleRL (arXiv 2510.13786)
-            the factor is at most 5.
-    """
-
-    def __init__(self, clip_low: float | None = None, clip_high: float | None = 4.0) -> None:
-        self.low, self.high = bounds(clip_low, clip_high)
-
-    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        ratio = log_ratio(logp.detach(), old_logp).exp()
-        result = clip(ratio, rollouts.advantage, self.low, self.high, highest=-old_logp)
-        result.value = ratio.clamp(self.low, self.high) * rollouts.advantage * logp
-        return result
-
-
 class SequenceClipped(Surrogate):
     """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for each of its tokens.
 
@@ -129,17 +108,6 @@ class SequenceClipped(Surrogate):
     def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
         """[N] s_i, for each token of completion i."""
         return rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
-
-
-class SequenceClippedToken(SequenceClipped):
-    """GSPO-token: the ratio has the value of the sequence's and the gradient of each token's own.
-
-    For advantages that differ by token, as with process supervision. s_it = sg(s_i) π_θ / sg(π_θ)
-    (arXiv 2507.18071, Eq. 13-14). Where Â is the same for all tokens, the gradient is that of GSPO.
-    """
-
-    def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
-        return super().ratio(logp.detach(), old_logp, rollouts) * (logp - logp.detach()).exp()
 
 
 def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, float]:

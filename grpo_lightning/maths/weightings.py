@@ -95,17 +95,6 @@ class FixedLength(TokenWeighting):
         return torch.full_like(lengths, 1.0 / (batch.num_completions * length), dtype=torch.float32)
 
 
-class GroupTokenMean(TokenWeighting):
-    """1 / (groups * tokens of the group): the mean over groups of the mean over a group's tokens.
-
-    Every prompt counts the same, however long its completions are; inside a group every token does.
-    """
-
-    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
-        return 1.0 / (batch.num_groups * tokens.clamp(min=1).float())
-
-
 class Unweighted(TokenWeighting):
     """1: neither the number of completions nor their lengths enter. Choose the learning rate for the batch size.
 

@@ -25,8 +25,9 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "Clipped on one side": lambda: surrogates.Clipped(0.2, None, dual_clip=3.0),
     "Clipped twice": lambda: surrogates.Clipped(0.2, 0.28, dual_clip=3.0),
     "SequenceClipped without bounds": lambda: surrogates.SequenceClipped(None, None),
-    "CISPO with both bounds": lambda: surrogates.CISPO(0.5, 0.5),
 }
+if CISPO := optional("CISPO"):
+    VARIANTS["CISPO with both bounds"] = lambda: CISPO(0.5, 0.5)
 if OffPolicyMask := optional("OffPolicyMask"):
     VARIANTS["OffPolicyMask of Reinforce"] = lambda: OffPolicyMask(surrogates.Reinforce(), 0.0)
     VARIANTS["OffPolicyMask of dual clip"] = lambda: OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0)

@@ -19,11 +19,10 @@ from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupM
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TokenMask, Truncated
-from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
-from grpo_lightning.maths.surrogates import CISPO, Clipped, Reinforce, SequenceClipped, SequenceClippedToken, Surrogate
+from grpo_lightning.maths.kl import K2, K3, KLEstimator, KLPenalty
+from grpo_lightning.maths.surrogates import Clipped, Reinforce, SequenceClipped, Surrogate
 from grpo_lightning.maths.weightings import (
     FixedLength,
-    GroupTokenMean,
     SequenceMean,
     TokenMean,
     TokenWeighting,
@@ -32,8 +31,12 @@ from grpo_lightning.maths.weightings import (
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.methods.cispo import CISPO
 from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
+from grpo_lightning.plugins.methods.group_token_mean import GroupTokenMean
+from grpo_lightning.plugins.methods.gspo_token import SequenceClippedToken
+from grpo_lightning.plugins.methods.importance_weighted import ImportanceWeighted
 from grpo_lightning.plugins.methods.off_policy_mask import OffPolicyMask
 from grpo_lightning.plugins.methods.per_reward_std import PerRewardStd
 from grpo_lightning.plugins.methods.sapo import SAPO

@@ -173,10 +173,12 @@ Loop = Callable[[Tensor, Tensor, Tensor, Padded, Tensor], Tensor]
 SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.Reinforce: (surrogates.Reinforce(), reinforce),
     surrogates.Clipped: (surrogates.Clipped(0.2, 0.1), ppo),
-    surrogates.CISPO: (surrogates.CISPO(None, 0.1), cispo),
     surrogates.SequenceClipped: (surrogates.SequenceClipped(0.1, 0.05), gspo),
-    surrogates.SequenceClippedToken: (surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
 }
+if CISPO := optional("CISPO"):
+    SURROGATES[CISPO] = CISPO(None, 0.1), cispo
+if SequenceClippedToken := optional("SequenceClippedToken"):
+    SURROGATES[SequenceClippedToken] = SequenceClippedToken(0.1, 0.05), gspo_token
 if SAPO := optional("SAPO"):
     SURROGATES[SAPO] = SAPO(), sapo
 if OffPolicyMask := optional("OffPolicyMask"):
@@ -210,12 +212,17 @@ WEIGHTINGS: dict[type[TokenWeighting], tuple[TokenWeighting, Weight]] = {
         weightings.FixedLength(9),
         lambda padded, mask: each(padded) / (9 * padded.num_completions),
     ),
-    weightings.GroupTokenMean: (
-        weightings.GroupTokenMean(),
-        lambda padded, mask: 1 / (len(padded.group.unique()) * padded.drawn_with(padded.group, mask)),
-    ),
     weightings.Unweighted: (weightings.Unweighted(), lambda padded, mask: each(padded)),
 }
+
+
+def per_group(padded: Padded, mask: Tensor) -> Tensor:
+    """[B] of the mean over groups of the mean over a group's tokens."""
+    return 1 / (len(padded.group.unique()) * padded.drawn_with(padded.group, mask))
+
+
+if GroupTokenMean := optional("GroupTokenMean"):
+    WEIGHTINGS[GroupTokenMean] = GroupTokenMean(), per_group
 
 
 def reference(

@@ -1,13 +1,18 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import needs
 from helpers.reward_batches import batch_of
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
+from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.advantages import BatchStd, GroupStd, Sign
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty, without_rounding
+from grpo_lightning.maths.kl import K1, K2, K3, KLEstimator, KLPenalty, without_rounding
+
+ImportanceWeighted: Any = optional("ImportanceWeighted")
 
 
 def k3(theta: list[float], ref: list[float]) -> list[float]:
@@ -84,6 +89,7 @@ def divergence(logits: Tensor, ref: Tensor, reverse: bool) -> tuple[float, Tenso
     return float(value.detach()), torch.autograd.grad(value, logits)[0]
 
 
+@needs(ImportanceWeighted)
 def test_what_each_estimator_is_on_average():
     logits = torch.tensor([1.0, 0.2, -0.5, -1.5], dtype=torch.float64)
     theta, ref = logits.softmax(0), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

@@ -11,11 +11,13 @@ from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts,
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import TokenMask
-from grpo_lightning.maths.kl import K1, ImportanceWeighted
-from grpo_lightning.maths.weightings import BatchSize, GroupTokenMean, SequenceMean, TokenMean, TokenWeighting
+from grpo_lightning.maths.kl import K1
+from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenMean, TokenWeighting
 
 TopEntropy: Any = optional("TopEntropy")
 OffPolicyMask: Any = optional("OffPolicyMask")
+ImportanceWeighted: Any = optional("ImportanceWeighted")
+GroupTokenMean: Any = optional("GroupTokenMean")
 
 # Two prompts, G = 4.
 LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]
@@ -236,6 +238,7 @@ def test_a_token_without_advantage_counts_but_does_not_push():
     assert (float(diagnostics.tokens), float(diagnostics.pushing)) == (2, 1)
 
 
+@needs(ImportanceWeighted)
 def test_the_kl_estimator_sees_the_old_policy():
     # π_θ = 0.2, π_ref = 0.4, π_old = 0.1: ratio 2, k1 = log(1/2). J = 2 Â - β 2 log(1/2), Â = 1 and no bounds.
     rollouts = rollouts_of([1])
@@ -253,6 +256,7 @@ def test_the_kl_estimator_sees_the_old_policy():
     assert float(gradient) == pytest.approx(1 - 0.5 * (1 + math.log(0.5)))
 
 
+@needs(GroupTokenMean)
 def test_what_the_denominators_count():
     # Three completions of two groups; the second is truncated, and the second group has no advantage.
     rollouts = rollouts_of([2, 3, 1], prompt_lengths=[2, 2], group=[0, 0, 1])

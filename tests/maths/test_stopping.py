@@ -1,7 +1,13 @@
-import torch
+from typing import Any
 
+import torch
+from helpers.contracts import needs
+
+from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau, Passes, StopRule
+from grpo_lightning.maths.stopping import AllSettled, KLAbove, Passes, StopRule
+
+ObjectivePlateau: Any = optional("ObjectivePlateau")
 
 
 def update(**numbers: float) -> Diagnostics:
@@ -49,6 +55,7 @@ def test_a_step_in_which_nothing_can_move_is_settled():
     assert stops(AllSettled(fraction=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
 
 
+@needs(ObjectivePlateau)
 def test_objective_plateau_by_hand():
     # It rises by 0.5, by 0.0005, falls, and rises to no more than the best and a little.
     updates = [update(objective=value) for value in (0.0, 0.5, 0.5005, 0.4, 0.5009)]
@@ -58,11 +65,13 @@ def test_objective_plateau_by_hand():
     assert stops(ObjectivePlateau(patience=1, min_delta=0.0), updates) == [False, False, True, False]
 
 
+@needs(ObjectivePlateau)
 def test_objective_plateau_starts_to_count_anew_where_it_rises():
     updates = [update(objective=value) for value in (0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0)]
     assert stops(ObjectivePlateau(patience=2, min_delta=0.1), updates) == [False, False, False, False, False, True]
 
 
+@needs(ObjectivePlateau)
 def test_objective_plateau_sums_the_minibatches_of_a_pass():
     # Passes of 0.5, 0.9 and 0.9, though single updates fall; nothing is decided in the middle of a pass.
     updates = [update(objective=value) for value in (1.0, -0.5, 0.2, 0.7, 0.9, 0.0)]

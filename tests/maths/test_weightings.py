@@ -1,7 +1,13 @@
+from typing import Any
+
 import pytest
 import torch
+from helpers.contracts import needs
 
-from grpo_lightning import BatchSize, FixedLength, GroupTokenMean, SequenceMean, TokenMean, TokenWeighting, Unweighted
+from grpo_lightning import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting, Unweighted
+from grpo_lightning.command.overview import optional
+
+GroupTokenMean: Any = optional("GroupTokenMean")
 
 
 def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:
@@ -24,6 +30,7 @@ def test_fixed_length_is_by_default_the_longest_that_the_run_allows():
     assert FixedLength()(lengths, group, batch).tolist() == pytest.approx([1 / 128] * 4)
 
 
+@needs(GroupTokenMean)
 def test_group_token_mean_by_hand():
     # Groups of 2 + 6 = 8 and 1 + 3 + 1 = 5 tokens: 1 / (2 * 8) and 1 / (2 * 5), whatever the order of the rows.
     batch = BatchSize(num_completions=5, num_groups=2, num_tokens=13)

@@ -11,9 +11,9 @@ from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.demonstrations.surrogates import DEMONSTRATED, EMPHASIS
-from grpo_lightning.policy.chat import chat_text
+from grpo_lightning.policy.chat import Chat, rendered
 from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, at_least, require
+from grpo_lightning.types import FinishReason, Message, Prompt, Question, Sample, at_least, require
 
 STATUS = "demonstration"  # of each reward, which has not scored it
 ANSWER = "Answer"  # of a turn that shows with which token turns end
@@ -81,7 +81,9 @@ class Demonstrations(Synchronous):
         """The id of the token that ends a completion: in a chat the one with which the template ends a turn."""
         stop_ids, tokenizer, data = self.inputs.policy.stop_ids, self.inputs.policy.tokenizer, self.inputs.data
         if getattr(data, "chat", False):
-            _, _, text_after = chat_text(tokenizer, "Question", ANSWER).rpartition(ANSWER)
+            turns = [Message(role="user", content="Question"), Message(role="assistant", content=ANSWER)]
+            text = rendered(tokenizer, turns, Chat(tokenizer).roles_of_parts)
+            _, _, text_after = text.rpartition(ANSWER)
             ends = [id for id in tokenizer.encode(text_after, add_special_tokens=False) if id in stop_ids]
             if ends:
                 return int(ends[0])

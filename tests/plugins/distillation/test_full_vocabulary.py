@@ -12,10 +12,11 @@ from helpers.largest import Largest
 from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
 from torch import Tensor, nn
 
-from grpo_lightning.maths.kl import ImportanceWeighted, KLPenalty
+from grpo_lightning.maths.kl import KLPenalty
 from grpo_lightning.plugins.distillation import full_vocabulary as module
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.states import States
+from grpo_lightning.plugins.methods.importance_weighted import ImportanceWeighted
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.architecture import Head
 from grpo_lightning.policy.policy import Policy

@@ -1,0 +1,17 @@
+"""A weighting that counts every prompt the same."""
+
+from torch import Tensor
+
+from grpo_lightning.maths.ragged import segment_sum
+from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
+
+
+class GroupTokenMean(TokenWeighting):
+    """1 / (groups * tokens of the group): the mean over groups of the mean over a group's tokens.
+
+    Every prompt counts the same, however long its completions are; inside a group every token does.
+    """
+
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
+        return 1.0 / (batch.num_groups * tokens.clamp(min=1).float())

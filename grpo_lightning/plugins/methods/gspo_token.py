@@ -1,0 +1,17 @@
+"""GSPO-token: the ratio of the sequence, with a gradient for each token."""
+
+from torch import Tensor
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import SequenceClipped
+
+
+class SequenceClippedToken(SequenceClipped):
+    """GSPO-token: the ratio has the value of the sequence's and the gradient of each token's own.
+
+    For advantages that differ by token, as with process supervision. s_it = sg(s_i) π_θ / sg(π_θ)
+    (arXiv 2507.18071, Eq. 13-14). Where Â is the same for all tokens, the gradient is that of GSPO.
+    """
+
+    def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
+        return super().ratio(logp.detach(), old_logp, rollouts) * (logp - logp.detach()).exp()
