@@ -143,7 +143,8 @@ def check_model(model: PreTrainedModel, path: str, has_dropout: bool) -> None:
     input_ids = torch.arange(1, 17, device=next(model.parameters()).device).repeat(2, 1) % head.vocab_size
     input_ids[1, 8:] = 0
     # The first of them beside copies of the second, which stand at the end of the context.
-    limit, positions = context_length(model.config.get_text_config(decoder=True)), {}
+    positions = {}
+    limit = context_length(model.config.get_text_config(decoder=True))
     if limit and "position_ids" in inspect.signature(trunk.forward).parameters:
         starts = torch.tensor([0, *[max(0, limit - 16)] * 3], device=input_ids.device)
         positions["position_ids"] = starts[:, None] + torch.arange(16, device=input_ids.device)
