@@ -40,6 +40,9 @@ What is not there, for any architecture:
 
 - **Folders that hold only an adapter** of PEFT: merge it into its base first (`merge_and_unload` of PEFT). A run makes
   an adapter of its own with `model.policy.adapter`; see [adapters.md](adapters.md).
+- **Sequences beyond the original length with `longrope` or `dynamic`** rotary positions: there transformers changes the
+  frequencies of everything in a forward, so that a completion would depend on the completions beside it. The
+  frequencies are fixed at those of the original length, which is where the context ends.
 - **The router's auxiliary loss** of mixture-of-experts models: the objective alone is trained, and nothing balances the
   experts.
 

@@ -1,7 +1,7 @@
 """The common parts of transformers' models: trunk and head, what ends a completion, what is switched off."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -133,22 +133,6 @@ class Head:
         return logits
 
 
-def _in_crowd(model: PreTrainedModel, input_ids: Tensor, logits: Callable[..., Tensor], expected: Tensor) -> Tensor:
-    """The logits of the first of two rows, beside copies of the second that stand at the end of the context."""
-    length, limit = input_ids.shape[1], context_length(model.config.get_text_config(decoder=True))
-    takes_positions = "position_ids" in inspect.signature(trunk_of(model).forward).parameters
-    crowd = input_ids[[0, 1, 1, 1]]
-    if not takes_positions or limit is None:
-        return logits(crowd)[0]
-    offsets = torch.tensor([0, *[max(0, limit - length)] * 3], device=input_ids.device)
-    try:
-        return logits(crowd, position_ids=torch.arange(length, device=input_ids.device) + offsets[:, None])[0]
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # Its positions are of another kind.
-        return expected
-
-
 @torch.no_grad()
 def check_model(model: PreTrainedModel, path: str, has_dropout: bool) -> None:
     """Raises UsageError for a model that is not causal, or computes its logits in an unknown way, or noisily.
@@ -160,6 +144,12 @@ def check_model(model: PreTrainedModel, path: str, has_dropout: bool) -> None:
     # Two rows that differ only in their second half, as padding would.
     input_ids = torch.arange(1, 17, device=next(model.parameters()).device).repeat(2, 1) % head.vocab_size
     input_ids[1, 8:] = 0
+    # The first of them beside copies of the second, which stand at the end of the context.
+    positions = {}
+    limit = context_length(model.config.get_text_config(decoder=True))
+    if limit and "position_ids" in inspect.signature(trunk.forward).parameters:
+        starts = torch.tensor([0, *[max(0, limit - 16)] * 3], device=input_ids.device)
+        positions["position_ids"] = starts[:, None] + torch.arange(16, device=input_ids.device)
 
     def logits(input_ids: Tensor = input_ids, **kwargs: Tensor) -> Tensor:
         return head(trunk(input_ids=input_ids, use_cache=False, **kwargs).last_hidden_state)
@@ -169,6 +159,7 @@ def check_model(model: PreTrainedModel, path: str, has_dropout: bool) -> None:
         with evaluating(model):
             expected = model(input_ids=input_ids, use_cache=False).logits.float()
             actual = logits()
+            crowded = logits(input_ids[[0, 1, 1, 1]], **positions)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -183,7 +174,7 @@ def check_model(model: PreTrainedModel, path: str, has_dropout: bool) -> None:
             f"{refusal} changes its logits after the output embedding in a way grpo_lightning does not know; use "
             "another model, and please report it"
         )
-    if not torch.allclose(_in_crowd(model, input_ids, logits, expected[0]), expected[0], rtol=2e-2, atol=2e-2):
+    if not torch.allclose(crowded[0], actual[0], rtol=2e-2, atol=2e-2):
         raise UsageError(
             f"{refusal} computes a sequence otherwise beside others or longer ones, so its log-probs would depend on "
             "what goes through it together; use another model"

@@ -80,18 +80,14 @@ class Policy(nn.Module):
         tokenizer: Any,
         adapter: LoRA | None = None,
         compute: Compute | None = None,
-        *,
-        float32_head: bool = False,
-        dropout: bool = False,
+        **options: Any,
     ) -> "Policy":
-        """A policy around a model and a tokenizer that are loaded already.
+        """A policy around a model and a tokenizer that are loaded already; `options` are as for the class.
 
         The model itself is prepared as `load` prepares the one that it reads: its dropout is removed, its layers may be
         exchanged for faster ones, and a model that cannot be trained raises UsageError.
         """
-        policy = cls(
-            str(model.name_or_path), float32_head=float32_head, dropout=dropout, adapter=adapter, compute=compute
-        )
+        policy = cls(str(model.name_or_path), adapter=adapter, compute=compute, **options)
         policy.tokenizer = tokenizer
         policy._take(model.eval())
         return policy
@@ -194,13 +190,13 @@ class Policy(nn.Module):
 
         `version` is what whoever writes weights says. This is what they are, for engines that have copies.
         """
-        elements: dict[torch.dtype, list[Tensor]] = {}
+        elements = []
         for parameter in self.parameters():
             flat = sharding.local(parameter.detach()).flatten()
             # An odd stride: the elements of a matrix are not all of one column.
             stride = flat.numel() // NUM_ELEMENTS | 1
-            elements.setdefault(flat.dtype, []).append(flat[::stride][:NUM_ELEMENTS])
-        sampled = torch.cat([torch.cat(values).double() for values in elements.values()]).cpu()
+            elements.append(flat[::stride][:NUM_ELEMENTS].double())
+        sampled = torch.cat(elements).cpu()
         layers = adapted_layers(self.model).values() if self.adapter is not None else ()
         return sampled.numpy().tobytes() + bytes(layer.disable_adapters for layer in layers)
 

@@ -19,19 +19,15 @@ def fix_frequencies(model: PreTrainedModel) -> None:
     modules: Iterator[Any] = model.modules()
     for module in modules:
         rope_type = getattr(module, "rope_type", None)
-        if isinstance(rope_type, str) and _switches(rope_type):
-            module.rope_type = FIXED
-            _restore_frequencies(module, "")
-        elif isinstance(rope_type, dict):
-            for layer_type in [key for key, value in rope_type.items() if _switches(value)]:
-                module.rope_type = module.rope_type | {layer_type: FIXED}
-                _restore_frequencies(module, f"{layer_type}_")
-
-
-def _restore_frequencies(module: Any, prefix: str) -> None:
-    """A long forward before may have changed them."""
-    frequencies = getattr(module, f"{prefix}inv_freq")
-    frequencies.copy_(getattr(module, f"{prefix}original_inv_freq").to(frequencies.device))
+        if not any(name in str(rope_type) for name in ("dynamic", "longrope")):
+            continue
+        # Some models have a type for each kind of layer.
+        module.rope_type = dict.fromkeys(rope_type, FIXED) if isinstance(rope_type, dict) else FIXED
+        for name, frequencies in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name:
+                # A long sequence that went through before may have changed them.
+                original = getattr(module, name.replace("inv_freq", "original_inv_freq"))
+                frequencies.copy_(original.to(frequencies.device))
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
@@ -48,22 +44,10 @@ def context_length(config: PreTrainedConfig) -> int | None:
 
 def longrope_length(config: PreTrainedConfig) -> int | None:
     """The length above which `longrope` would change all frequencies; None with other types of positions."""
-    lengths = []
-    for parameters in _rope_parameters(config):
-        length = parameters.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        if parameters.get("rope_type", parameters.get("type")) == "longrope" and length is not None:
-            lengths.append(int(length))
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Some models have parameters for each kind of layer.
+    parameters = [value for value in (rope, *rope.values()) if isinstance(value, dict)]
+    lengths = [
+        layer["original_max_position_embeddings"] for layer in parameters if layer.get("rope_type") == "longrope"
+    ]
     return min(lengths, default=None)
-
-
-def _rope_parameters(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """The parameters of the rotary positions; of each type of layer, where they differ."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    yield from nested or [parameters]
-
-
-def _switches(rope_type: str) -> bool:
-    return "dynamic" in rope_type or rope_type == "longrope"

@@ -4,14 +4,14 @@ Lightning validates with the average, saves it as the weights of a checkpoint, a
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training import internals
@@ -25,7 +25,7 @@ TENSORS_AND_HOOKS = ("_parameters", "_buffers", "_load_state_dict_pre_hooks")
 
 def check_averages(trainer: L.Trainer, policy: Policy, is_sharded: bool) -> None:
     """Raises UsageError where the average would not be one of the weights that are trained."""
-    for callback in internals.averaging_callbacks(trainer):
+    for callback in internals.averages(trainer):
         key = f"trainer.callbacks={type(callback).__name__}"
         if is_sharded:
             raise UsageError(
@@ -45,21 +45,17 @@ def complete_averages(trainer: L.Trainer, module: nn.Module) -> None:
     Lightning averages all of them, so that rounding would move frozen weights and frequencies. An average that begins
     later, as by `update_starting_at_step`, would be the untrained policy until then.
     """
-    for average in internals.averaged_models(trainer):
-        has_begun = bool(average.n_averaged)
-        averaged: Any = average.module
-        for target, source in zip(_tensors(averaged), _tensors(module), strict=True):
-            if not (has_begun and source.requires_grad):
+    average: Any
+    for average in internals.averages(trainer).values():
+        averaged = chain(average.module.parameters(), average.module.buffers())
+        for target, source in zip(averaged, chain(module.parameters(), module.buffers()), strict=True):
+            if not (average.n_averaged and source.requires_grad):
                 target.copy_(source)
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    return chain(module.parameters(), module.buffers())
 
 
 def resume_trained_weights(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
     """Lets a run without an average go on with the weights that the optimizer moved, not with their average."""
-    if CURRENT in checkpoint and not internals.averaging_callbacks(trainer):
+    if CURRENT in checkpoint and not internals.averages(trainer):
         checkpoint["state_dict"] = checkpoint.pop(CURRENT)
         rank_zero_info(
             f"ckpt_path={trainer.ckpt_path}: it was saved with an average of the weights, and this run has no callback "

@@ -127,12 +127,8 @@ def save_after_steps(checkpoints: Sequence[ModelCheckpoint], saves: bool) -> Non
         checkpoint._save_on_train_epoch_end = saves
 
 
-def averaging_callbacks(trainer: L.Trainer) -> list[WeightAveraging]:
-    """The callbacks that average the weights."""
-    return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
-
-
-def averaged_models(trainer: L.Trainer) -> list[AveragedModel]:
-    """The averages of the callbacks. Lightning has no way to ask whether one has begun."""
-    models = [callback._average_model for callback in averaging_callbacks(trainer)]
-    return [model for model in models if model is not None]
+def averages(trainer: Any) -> dict[WeightAveraging, AveragedModel | None]:
+    """The average of each callback that averages the weights. Lightning has no way to ask whether one has begun."""
+    return {
+        callback: callback._average_model for callback in trainer.callbacks if isinstance(callback, WeightAveraging)
+    }

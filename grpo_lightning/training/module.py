@@ -316,9 +316,8 @@ class GRPOModule(EvaluatingModule):
         """Completes the averages that callbacks have moved by now."""
         complete_averages(self.trainer, self)
 
-    def on_train_epoch_end(self) -> None:
-        """As `on_train_batch_end`: some averages move at the end of a step."""
-        complete_averages(self.trainer, self)
+    # Some averages move at the end of a step.
+    on_train_epoch_end = on_train_batch_end
 
     def _step_schedule(self, is_made: bool) -> None:
         """Steps the schedule after an update that is made; one over the whole run after any."""

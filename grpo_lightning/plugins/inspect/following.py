@@ -48,7 +48,8 @@ class Followed:
         answers = [answer for prompt in mine for answer in kept.get(prompt.id, [])[: 1 + self.num_samples]]
         is_enough = len(answers) == len(mine) * (1 + self.num_samples)
         weights = policy.version, policy.fingerprint()
-        if not all(ranks.gather(is_enough and all((one.version, one.fingerprint) == weights for one in answers))):
+        is_current = all((answer.version, answer.fingerprint) == weights for answer in answers)
+        if not all(ranks.gather(is_enough and is_current)):
             with module.explorer.engine.awake():
                 answers = evaluation.answer(policy, mine, 1, greedy=True)
                 answers += evaluation.answer(policy, mine, self.num_samples, greedy=False) if self.num_samples else []
