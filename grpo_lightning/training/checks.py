@@ -261,7 +261,8 @@ def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
 
 def check_limit(trainer: Any, data: Any, stage: str) -> None:
     """Raises UsageError for a fraction of the batches of a validation, test or prediction that is less than one."""
-    split = "val" if stage in ("fit", "validate") else stage
+    # Lightning's `stage` equals one of these, but is an enum that prints otherwise.
+    split = next((name for name in ("test", "predict") if stage == name), "val")
     limit = getattr(trainer, f"limit_{split}_batches")
     for loader in getattr(data, f"{split}_dataloader")() if isinstance(limit, float) and limit else ():
         if limit * len(loader) < 1:

@@ -54,6 +54,9 @@ def test_a_fraction_of_the_validation_that_is_no_batch_is_refused(tmp_path: Path
     with pytest.raises(UsageError, match=r"limit_val_batches=0.3: it leaves none of 3 batches.*val_batch_size=9"):
         trainer.fit(module, datamodule=data)
     fit(tmp_path, trainer={"limit_val_batches": 0.4, "max_epochs": 1}, data=data)
+    module, trainer = made(tmp_path / "test", trainer={"limit_test_batches": 0.3})
+    with pytest.raises(UsageError, match=r"limit_test_batches=0.3: it leaves none of 3 batches"):
+        trainer.test(module, datamodule=data)
 
 
 REFUSED = ("ddp_fork", "ddp_spawn", "ddp_notebook", "deepspeed", "fsdp", "xla", "single_xla", "single_tpu")
