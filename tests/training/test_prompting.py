@@ -7,6 +7,7 @@ import pytest
 from helpers.chats import TAGS
 from helpers.fitting import Echo
 from helpers.tiny import policy_of, tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from grpo_lightning import FormatReward, Sampling, Scorer, TaskData
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -70,3 +71,13 @@ def test_prompts_leave_room_for_the_longest_completion_of_their_split(longer: st
 def test_val_limit_is_of_validation_alone() -> None:
     questions = data(val_limit=5).questions
     assert [len(questions["train"]), len(questions["val"])] == [24, 5]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_special_tokens_are_added_where_no_chat_template_has_written_them(chat: bool) -> None:
+    policy = policy_of()
+    policy.tokenizer.chat_template = TAGS
+    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<bos> $A", None, [("<bos>", 2)])
+    found = TaskData(Echo(), chat=chat)
+    found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward()]))
+    assert (found.encode("ab")[0] == 2) is (not chat)
