@@ -182,3 +182,13 @@ def test_a_template_that_ends_with_the_answer_prefix_is_refused() -> None:
             TaskData(Echo(), template=template, answer_prefix="<think>")
     TaskData(Echo(), template="Use <think>. {question}", answer_prefix="<think>")
     TaskData(Echo(), template="{question}<think>", answer_prefix="Well")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_special_tokens_are_added_where_no_chat_template_has_written_them(chat: bool) -> None:
+    policy = policy_of()
+    policy.tokenizer.chat_template = TAGS
+    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<bos> $A", None, [("<bos>", 2)])
+    found = TaskData(Echo(), chat=chat)
+    found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward()]))
+    assert (found.encode("ab")[0] == 2) is (not chat)

@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 from helpers.fitting import Echo, fit, made, resumes_exactly, scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
@@ -31,6 +32,12 @@ def test_it_stands_before_the_first_update_and_changes_nothing_else(tmp_path: Pa
         with_it[name].pop(-1)
     assert with_it["epoch"].pop(-1) == -1
     assert with_it == without
+
+
+def test_a_policy_that_does_not_move_is_validated_alike_after_every_step(tmp_path: Path) -> None:
+    fit(tmp_path, trainer=VALIDATES, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+    rewards = scalars(tmp_path)["val/reward"]
+    assert [*rewards] == [-1, 0, 1, 2] and len({*rewards.values()}) == 1
 
 
 @pytest.mark.parametrize("trainer", [{"limit_val_batches": 0}, {"fast_dev_run": True}])

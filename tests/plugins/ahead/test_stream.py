@@ -62,6 +62,9 @@ def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
             assert all(0 <= index - version <= staleness for version in sample.versions or [])
             mixed += len({*(sample.versions or [])}) > 1
     lags = scalars(tmp_path)
+    for index, exploration in enumerate(explored):
+        lag = index - float(exploration.rollouts.columns["version"].mean())
+        assert lags["rollout/lag"][index] == pytest.approx(lag, abs=1e-5)
     assert mixed > 0 and lags["rollout/lag"][0] == 0 and max(lags["rollout/lag_max"].values()) <= staleness
     assert max(lags["rollout/lag"].values()) > 1 and min(lags["mismatch/gap"].values()) >= 0
     draws = checkpoint_of(tmp_path)["callbacks"]["GRPOLoop"]["source"]["draws"]

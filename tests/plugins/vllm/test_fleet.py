@@ -102,8 +102,29 @@ def test_what_a_server_had_streamed_when_it_was_lost_is_drawn_anew(
     expected = tokens(draw(engine, policy, REQUESTS, length=12, stop=["a"]))
     generate = servers[1].generate
     servers[1].generate = lambda body: islice(generate(body), 2)  # type: ignore[method-assign]
-    assert tokens(draw(engine, policy, REQUESTS, length=12, stop=["a"])) == expected
+    completions = draw(engine, policy, REQUESTS, length=12, stop=["a"])
+    assert tokens(completions) == expected and any(one.stop_string for one in completions)
+    assert [len(one.versions or []) for one in completions] == [len(ids) for ids in expected]
     assert [server.url for server in engine._fleet.live] == [servers[0].url]
+
+
+def test_a_completion_that_goes_on_is_drawn_anew_from_where_it_went_on(policy: Policy) -> None:
+    drawing = Drawing(REQUESTS[:1], Sampling(9, stop=["a"]), RandomKey(0, 0), policy, 100, ("", ""))
+    drawing.add(0, 0, [7, 8], [-1.0, -2.0], None, 0)
+    later = drawing.carry_on(0, 0)
+    drawing.add(later, 0, [9], [-3.0], None, 1)
+    drawing.restart(later)
+    ((_, completion),) = drawing.add(later, 0, [10], [-4.0], "length", 1)
+    assert (completion.token_ids, completion.logp, completion.versions) == ([7, 8, 10], [-1.0, -2.0, -4.0], [0, 0, 1])
+
+
+def test_the_shortest_context_of_all_servers_counts(
+    servers: list[StandIn], engine: VLLMServerEngine, policy: Policy
+) -> None:
+    servers[1].config["model_config"]["max_model_len"] = 30
+    engine.check(policy, Sampling(24))
+    with pytest.raises(UsageError, match=r"--max-model-len=30: a prompt with sampling.max_new_tokens=24 has 33"):
+        draw(engine, policy, REQUESTS, length=24)
 
 
 def test_a_server_that_was_lost_comes_back_with_the_next_weights(

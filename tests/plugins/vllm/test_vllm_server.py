@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
 from helpers.command import LETTERS, Grpo, arguments
 from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, tokens, update
@@ -154,6 +155,12 @@ def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
     assert not engine.has(policy)
     assert gap(policy, PROMPTS[:2], draw(engine, policy, FEW)) < 1e-4
     engine.close()
+
+
+def test_a_weight_that_is_larger_than_a_file_may_be_has_one_alone() -> None:
+    weights = [(name, torch.zeros(size)) for name, size in (("a", 9), ("b", 1), ("c", 1), ("d", 9))]
+    found = [[name for name, _ in part] for part in weight_transfer.parts(weights, size=8)]
+    assert found == [["a"], ["b", "c"], ["d"]]
 
 
 @pytest.mark.parametrize(
