@@ -46,6 +46,23 @@ def test_padding_prompts_do_not_count() -> None:
     assert found.metrics["reward"].weight == 0
 
 
+def test_metrics_stay_on_the_cpu_and_add_up_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation("42", "xx", rewards=[Digits()]).to("meta")  # as Lightning moves the module to its device
+    found.update(policy_of(), PromptBatch(prompts_of([3, 4]), num_real=2))
+    assert {state.device.type for metric in found.metrics.values() for state in metric.metric_state.values()} == {"cpu"}
+
+    def of_two_ranks(values: list[Any], value: Any) -> None:
+        values[:] = [value, 2 * value]
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *args: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", of_two_ranks)
+    for name, states in (("length", {"mean_value": 18, "weight": 6}), ("ci95", {"sums": [6, 3, 1.5]})):
+        metric: Any = found.metrics[name]
+        metric.sync(dist_sync_fn=metric.dist_sync_fn, distributed_available=lambda: True)
+        assert {state: value.tolist() for state, value in metric.metric_state.items()} == states
+
+
 def test_another_reward_than_the_first_may_decide_what_is_right() -> None:
     rewards = [Digits(), Short(weight=0)]
     texts = ("abcd", "7777", "abcdef", "12")
