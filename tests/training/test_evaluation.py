@@ -84,6 +84,31 @@ def test_padding_prompts_are_answered_and_not_scored(num_real: int) -> None:
     assert reward.tally.num_samples == 0
 
 
+def states_of(metric: Any) -> list[torch.Tensor]:
+    states = metric.metric_state.values()
+    return [tensor for state in states for tensor in (state if isinstance(state, list) else [state])]
+
+
+def test_metrics_stay_on_the_cpu_and_add_up_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation("42", "xx", rewards=[Digits()]).to("meta")  # as Lightning moves the module to its device
+    found.update(policy_of(), PromptBatch(prompts_of([3, 4]), num_real=2))
+    assert {state.device.type for metric in found.metrics.values() for state in states_of(metric)} == {"cpu"}
+
+    def of_two_ranks(values: list[Any], value: Any) -> None:
+        values[:] = [value, 2 * value]
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *args: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", of_two_ranks)
+    length: Any = found.metrics["length"]
+    length.sync(dist_sync_fn=length.dist_sync_fn, distributed_available=lambda: True)
+    assert {name: value.tolist() for name, value in length.metric_state.items()} == {"mean_value": 18, "weight": 6}
+    interval: Any = found.metrics["ci95"]
+    interval.sync(dist_sync_fn=interval.dist_sync_fn, distributed_available=lambda: True)
+    values = torch.cat(states_of(interval))
+    assert values[~values.isnan()].tolist() == [0.5, 0.5, 1, 1]
+
+
 def test_another_reward_than_the_first_may_decide_what_is_right() -> None:
     rewards = [Digits(), Short(weight=0)]
     texts = ("abcd", "7777", "abcdef", "12")
