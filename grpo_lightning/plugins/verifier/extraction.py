@@ -14,33 +14,44 @@ There is no fallback to the last number: a policy would learn to end on one.
 
 import re
 
+_SPECIAL = re.compile(r"<\|[\w ]+\|>|</s>|<eos>")
+
+# What a box is, and which boxes are one list.
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\d++(?:\.\d+)?|[A-Za-z])(?!\s*[{A-Za-z]))|\\.|[{}]", re.DOTALL)
 _INNER = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}|\\(?:boxed|fbox)\s*(?=\{)")
-_SPECIAL = re.compile(r"<\|[\w ]+\|>|</s>|<eos>")
-_MATHS = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
-_MAX_AROUND = 1000
-
-_BOUNDARY = re.compile(
-    r"(?<![<>!:])=|(?<=[A-Za-z]):|(?<=[A-Za-z]\}):|(?<!\\left)(?<!\\right)[<>]|&|\\\\(?![A-Za-z])|\\(?:begin|end|tag)\s*\{[^{}]*\}|\^\s*\{?\s*\\circ\}?"
-    r"|\\(?:q?quad|pmod|(?:[lg]e|ne)q?q?|leqslant|geqslant|approx|equiv|sim|simeq|in|to|therefore|implies|iff|\w*[Rr]ightarrow"
-    r"|[lg]t)(?![A-Za-z])"
-)
-"""What ends the side of a formula on which a box stands: a relation, or layout."""
-_LABEL = re.compile(r"\\text\s*\{[^{}]*[a-z][^{}]*\}\s*:?\s*\Z")
-_ADJACENT_LEFT = re.compile(r"(?:\d|[/^+~-]\s?|\\pm\s?)?\Z")
-_ADJACENT_RIGHT = re.compile(r"\A(?:\\?[\^!_/%][\w{}]*|\.\w+|\\(?!q?quad|text)[a-z]+|\w*)")
-_BLANK = re.compile(r"[\s$*{}]|[.,](?!\d)|\\[,;:! ]|\\(?:left|right|mathbf|displaystyle|underline)(?![a-z])")
-_UNIT = re.compile(r"(?:\\(?:text|mathrm|operatorname|mbox)(?![a-z])|\\[,;:! ]|[{}~\s])+")
-_IS_UNIT = re.compile(r"\s*/?\s*[A-Za-z][A-Za-z\s/^_.\d-]*")
-_POWER = re.compile(r"\^\s*(-?\d+)")
 _LIST = re.compile(
     r"(?:.*\b(?:and|or|else|maybe|perhaps|possibly)\b)?"
-    r"(?:[^\w=]|\\(?:q?quad|cup)\b|(?<![a-z])[a-z](?:_?\d)?(?![a-z])\s*=?)*\Z",
+    r"(?:[^\w=]|\\(?:q?quad|cup)\b|(?<![a-z])[a-z](?:_?\d)?(?![a-z])(?:\s*=)?)*\Z",
     re.IGNORECASE | re.DOTALL,
 )
 """What may stand between two boxes of one list: a separator, and perhaps a name before the second box."""
 _SENTENCE_END = re.compile(r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
+_MAX_GAP = 120
 
+# What touches a box: the rest of its side of a formula, without layout.
+_MATHS = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
+_RELATION = (
+    r"(?<![<>!:])=|(?<!\\left)(?<!\\right)[<>]|\\(?:(?:[lg]e|ne)q?q?|[lg]eqslant|[lg]t|approx|equiv|simeq|sim|in|to"
+    r"|therefore|implies|iff|\w*[Rr]ightarrow)(?![A-Za-z])"
+)
+_LAYOUT = (
+    r"&|\\\\(?![A-Za-z])|\\(?:begin|end|tag)\s*\{[^{}]*\}|\^\s*\{?\s*\\circ\}?|\\(?:q?quad|pmod)(?![A-Za-z])"
+    r"|(?<=[A-Za-z]):|(?<=[A-Za-z]\}):"
+)
+_BOUNDARY = re.compile(rf"{_RELATION}|{_LAYOUT}")
+"""What ends the side of a formula on which a box stands."""
+_LABEL = re.compile(r"\\text\s*\{[^{}]*[a-z][^{}]*\}\s*:?\s*\Z")
+"""Words in the formula before a box: `\text{the sum is } \boxed{8}`."""
+_ADJACENT_LEFT = re.compile(r"(?:\d|[/^+~-]\s?|\\pm\s?)?\Z")
+_ADJACENT_RIGHT = re.compile(r"\A(?:\\?[\^!_/%][\w{}]*|\.\w+|\\(?!q?quad|text)[a-z]+|\w*)")
+"""What touches a box outside of a formula."""
+_BLANK = re.compile(r"[\s$*{}]|[.,](?!\d)|\\[,;:! ]|\\(?:left|right|mathbf|displaystyle|underline)(?![a-z])")
+_UNIT_MARKUP = re.compile(r"(?:\\(?:text|mathrm|operatorname|mbox)(?![a-z])|\\[,;:! ]|[{}~\s])+")
+_UNIT = re.compile(r"/?\s*[A-Za-z][A-Za-z\s/^_.\d-]*")
+_POWER = re.compile(r"\^\s*(-?\d+)")
+_MAX_AROUND = 1000
+
+# What follows "answer is" and `####`.
 _PHRASE = re.compile(
     r"\banswer\*{0,2}(?:\s+(?:is|equals)\b(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|that),?)?\s*:?|\s*:)"
     r"(?:[ \t*]*\n)*",
@@ -141,7 +152,7 @@ def _boxes(text: str) -> list[Box]:
 
 def _is_list(gap: str) -> bool:
     """Whether two boxes with this text between them stand in one list."""
-    return len(gap) <= 120 and not _SENTENCE_END.search(gap) and _LIST.match(gap) is not None
+    return len(gap) <= _MAX_GAP and not _SENTENCE_END.search(gap) and _LIST.match(gap) is not None
 
 
 def _touching(text_before: str, text_after: str) -> tuple[str, str]:
@@ -158,8 +169,8 @@ def _touching(text_before: str, text_after: str) -> tuple[str, str]:
         right = next(match[0] for match in _ADJACENT_RIGHT.finditer(text_after))
     *_, left = _BOUNDARY.split(_LABEL.sub("", left))
     right = _BOUNDARY.split(right, maxsplit=1)[0]
-    unit = _UNIT.sub(" ", right).strip(" .,$")
-    if _IS_UNIT.fullmatch(unit):  # letters behind a box are a unit: a factor would stand in the box
+    unit = _UNIT_MARKUP.sub(" ", right).strip(" .,$")
+    if _UNIT.fullmatch(unit):  # letters behind a box are a unit: a factor would stand in the box
         right = _POWER.sub(r"^{\1}", rf"\text{{ {unit}}}")
     left, right = (side if _BLANK.sub("", side) else "" for side in (left, right))
     return left, right

@@ -41,10 +41,6 @@ OPERATIONS = word_set("half twice halved doubled tripled squared cubed factorial
 """Words for something that is still to be done with a number; the question may have them."""
 BOUNDS = word_set("over under above below less fewer least most almost nearly than between within beyond past")
 """Words that bound the number behind them."""
-NEGATIONS = word_set("not no never cannot")
-FAULTS = word_set("wrong incorrect false mistake mistaken contradiction contradicts impossible")
-JUDGEMENTS = word_set("answer correct right sure know")
-"""What a sentence behind an answer says of it: a fault, or a negation of a judgement, takes it back."""
 _ADVERBS = word_set(
     "approximately roughly only exactly simply finally clearly early daily weekly monthly yearly family"
 )

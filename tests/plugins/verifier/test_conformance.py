@@ -101,7 +101,8 @@ def test_rates_on_shared_answers(verifier, name):
     rejected, accepted = bench_verifier.mistakes(verifier, sets[name])
     num_right = sum(case.is_right for case in sets[name])
     assert len(rejected) <= LARGEST_RATES[name] * num_right, rejected
-    assert len(accepted) <= 0.01 * (len(sets[name]) - num_right), accepted
+    largest_accepted = 0.01 if name.startswith("attack") else 0.001
+    assert len(accepted) <= largest_accepted * (len(sets[name]) - num_right), accepted
 
 
 @needs_math_cases

@@ -61,6 +61,7 @@ LONG_TEXTS = [
     "answer:" + "*" * 500_000, "answer is" + " " * 500_000, "answer is " + ".****" * 100_000,
     "answer is " + "so " * 200_000, "answer is $x$" + " " * 500_000, "answer is $x$," * 50_000,
     "answer is\n\\[" * 50_000, "answer is " + "\\(" * 200_000, "\\boxed{" + "answer is " * 50_000 + "}",
+    r"\boxed{1}" + " a   " * 22 + r" zz \boxed{2}", r"$\boxed{1}" + r" \, a ^ 2 " * 90 + "?$",
     "<answer>" * 100_000, "####" * 100_000, "{" * 500_000 + r"\boxed{" + "}" * 500_000,
 ]  # fmt: skip
 
