@@ -185,7 +185,6 @@ from grpo_lightning.sandbox.worker import Outcome as Outcome
 from grpo_lightning.tasks.base import Task as Task
 from grpo_lightning.tasks.orders import QuestionOrder as QuestionOrder
 from grpo_lightning.tasks.orders import Shuffled as Shuffled
-from grpo_lightning.tasks.tables import HubPrompts as HubPrompts
 from grpo_lightning.tasks.tables import JsonPrompts as JsonPrompts
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint as StepCheckpoint
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
@@ -214,6 +213,7 @@ from grpo_lightning.maths.entropy import NoEntropy as NoEntropy
 from grpo_lightning.maths.prepared import Prepared as Prepared
 from grpo_lightning.maths.prepared import gathered as gathered
 from grpo_lightning.maths.prepared import rank_in_step as rank_in_step
+from grpo_lightning.plugins.hub.hub_prompts import HubPrompts as HubPrompts
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy as AdaptiveEntropy
 from grpo_lightning.plugins.methods.cispo import CISPO as CISPO
 from grpo_lightning.plugins.methods.dppo import DPPO as DPPO

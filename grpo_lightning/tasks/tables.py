@@ -1,4 +1,4 @@
-"""Questions from tables: files on disk and datasets of the Hub."""
+"""Questions from tables: files on disk."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ANSWER = "answer"
 """The column of gold answers, if it is there and no other is named."""
 
 
-class _Table(Task):
+class Table(Task):
     r"""The common part of tables: the columns that a question is made of, and which rows are left out.
 
     Args:
@@ -111,7 +111,7 @@ class _Table(Task):
         return str(cell)
 
 
-class JsonPrompts(_Table):
+class JsonPrompts(Table):
     r"""Questions from your own files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
 
     All columns but the question and the answer go into the question's metadata; with a pattern the whole answer cell
@@ -148,54 +148,6 @@ class JsonPrompts(_Table):
         ending = path.suffix.lower()
         require(ending in READERS, f"{key}: the ending {path.suffix!r} is not one of {', '.join(READERS)}")
         return str(path), path.name, READERS[ending](path)
-
-
-class HubPrompts(_Table):
-    r"""Questions from a dataset of the Hugging Face Hub, or from a folder laid out like one.
-
-    All columns but the question and the answer go into the question's metadata.
-
-    Args:
-        id: The dataset, such as `openai/gsm8k`.
-        config: Its configuration, such as `main`, where it has several.
-        train: Name of its split to train on; slices such as `train[:-500]` are allowed.
-        val: Name of its split for validation, such as `train[-500:]`.
-        test: Name of its split for testing.
-        predict: Name of its split to answer; its rows may lack an answer.
-        revision: Branch, tag or commit of the dataset; a commit makes the run repeatable.
-    """
-
-    def __init__(
-        self,
-        id: str,
-        config: str | None = None,
-        train: str | None = "train",
-        val: str | None = None,
-        test: str | None = "test",
-        predict: str | None = None,
-        question: str = "question",
-        answer: str = "answer",
-        answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
-        revision: str | None = None,
-        max_lines: int | None = None,
-    ) -> None:
-        super().__init__(question, answer, answer_pattern, max_lines, train=train, val=val, test=test, predict=predict)
-        self.id, self.config, self.revision = id, config, revision
-
-    def _table(self, split: Split, given: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
-        import datasets  # takes a second, which other tasks need not wait for
-
-        if given is None:
-            raise UsageError(f"data.task.{split} is not set: give the name of a split of {self.id}")
-        datasets.disable_progress_bars()
-        try:
-            rows = datasets.load_dataset(self.id, self.config, split=given, revision=self.revision)
-        except (ConnectionError, datasets.exceptions.DatasetsError, ValueError) as error:
-            which = f"config={self.config!r}, {split}={given!r}, revision={self.revision!r}"
-            fault = f"data.task.id={self.id!r} ({which}) could not be loaded: {error.__cause__ or error}"
-            fix = "fix the name, or download it first if this machine is offline"
-            raise UsageError(f"{fault}: {fix}") from error
-        return f"{self.id}/{given}", f"{self.id}/{given}", enumerate(rows, 1)
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:

@@ -1,0 +1,1 @@
+"""Questions from datasets of the Hugging Face Hub."""
