@@ -220,7 +220,9 @@ def check_run(module: Any, trainer: Any, message_of: Callable[[Exception], str] 
 
 def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
     """Raises UsageError for a trainer that cuts passes short, or a callback that goes wrong in a run of steps."""
-    limit, interval, num_updates = trainer.limit_train_batches, trainer.val_check_interval, loop.updates_per_step
+    limit = trainer.limit_train_batches
+    interval = trainer.val_check_interval
+    num_updates = loop.updates_per_step
     if not disk.is_trial(trainer):
         check_options(trainer)
         if isinstance(limit, int):  # a number of updates

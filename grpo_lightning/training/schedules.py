@@ -142,26 +142,28 @@ def check_optimizer(
     parameters = [nn.Parameter(torch.zeros((2,) * dims, device=device)) for dims in sorted(num_dims)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    place = "model.optimizer"
+    complaint = "model.optimizer"
     with isolate_rng(device.type == "cuda"), warnings.catch_warnings(action="ignore"):
         try:
             optimizer = module.optimizer(parameters)
-            place = f"model.optimizer={type(optimizer).__name__}: it cannot update by a gradient alone"
+            complaint = f"model.optimizer={type(optimizer).__name__}: it cannot update by a gradient alone"
             optimizer.step(lambda: None)  # as Lightning calls it
             ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if ids.isdisjoint(map(id, parameters)):
                 raise ValueError("it does not hold the weights that it is given")
-            place = "model.lr_scheduler"
+            complaint = "model.lr_scheduler"
             scheduler = OptimizerOptions(optimizer, module.lr_scheduler, num_updates).scheduler
             for update in range(num_updates or 0) if scheduler else ():
-                place = f"model.lr_scheduler={type(scheduler).__name__}: it ends after update {update} of {num_updates}"
+                complaint = (
+                    f"model.lr_scheduler={type(scheduler).__name__}: it ends after update {update} of {num_updates}"
+                )
                 scheduler.step()  # type: ignore[union-attr]
         except UsageError:
             raise
         except Exception as error:
             text = message_of(error)
-            advice = ". Use AdamW, or train model.policy.adapter, whose weights are" if "2D parameters" in text else ""
-            raise UsageError(f"{place}: {text}{advice}") from error
+            advice = ". Use AdamW, or train model.policy.adapter, of matrices alone" if "2D parameters" in text else ""
+            raise UsageError(f"{complaint}: {text}{advice}") from error
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:

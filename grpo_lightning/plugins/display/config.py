@@ -83,10 +83,11 @@ def check_readable(parser: Any, config: Namespace) -> None:
         parser: That of the whole command line.
         config: The options of a subcommand, with its name.
     """
-    parser, config = subparsers_of(parser)[config.subcommand], config[config.subcommand]
+    parser = subparsers_of(parser)[config.subcommand]
+    config = config[config.subcommand]
     if not re.search(FOREIGN, str(config)):
         return  # classes of this package and the optimizers are read back, as tests show, and it takes a while
-    place = "config.yaml, with which a run goes on,"
+    subject = "config.yaml, with which a run goes on,"
     try:
         with warnings.catch_warnings(action="ignore"):  # jsonargparse warns of what the loop below refuses
             text = parser.dump(config, skip_unset=False)
@@ -94,19 +95,19 @@ def check_readable(parser: Any, config: Namespace) -> None:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise UsageError(f"{place} cannot hold {cause.args[-1]}. Give text or numbers") from error
+        raise UsageError(f"{subject} cannot hold {cause.args[-1]}. Give text or numbers") from error
     for key, value in flat(yaml.safe_load(text)).items():
         if UNREADABLE in str(value):
             raise UsageError(
-                f"{key}: {place} cannot hold {str(value).removeprefix(UNREADABLE)}. Give a function or class of a "
+                f"{key}: {subject} cannot hold {str(value).removeprefix(UNREADABLE)}. Give a function or class of a "
                 "module, by its import path"
             )
     try:
         again = parser.dump(parser.parse_string(text), skip_unset=False)
     except UsageError as error:
-        raise UsageError(f"{place} could not be read again: {error}") from error
+        raise UsageError(f"{subject} could not be read again: {error}") from error
     if changes := differences(text, again):
-        raise UsageError(f"{place} would be read as other options: {', '.join(changes)}. Give other values for them")
+        raise UsageError(f"{subject} would be read as other options: {', '.join(changes)}. Give other values for them")
 
 
 def differences(earlier: str, later: str) -> list[str]:
