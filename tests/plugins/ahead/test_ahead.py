@@ -204,3 +204,14 @@ def test_a_resume_with_other_sizes_draws_anew(tmp_path: Path, sizes: dict[str, i
         fit(tmp_path, [StepCheckpoint()], trainer=trainer, ckpt_path=path, loop=loop, engine=Elsewhere())
     assert "drawn anew" in caplog.text
     assert list(scalars(tmp_path)["rollout/lag"].values()) == [0, 1, 0, 1]
+
+
+def test_a_grader_beside_the_rewards_grades_what_is_drawn_ahead(tmp_path: Path) -> None:
+    def shaped() -> dict[str, Any]:
+        rewards = [EarlyDigits(name="shaped", change=lambda sample, share: 0.2 + 0.1 * share)]
+        return {"loop": {"source": Ahead()}, "engine": Elsewhere(), "rewards": rewards, "judge": some_digits()}
+
+    resumes_exactly(tmp_path, shaped)
+    seen = scalars(tmp_path / "cut")
+    assert 0 < seen["reward/early_digits/mean"][1] < 1
+    assert seen["rollout/length_right"] and seen["rollout/length_wrong"].keys() == {0, 1, 2}
