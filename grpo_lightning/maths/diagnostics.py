@@ -21,14 +21,14 @@ class Sums:
 
     def __add__(self, addend: Self) -> Self:
         *sums, maxima = zip(self.numbers, addend.numbers, strict=True)
-        added = [left + right for left, right in sums]
-        return type(self)(*added, torch.maximum(*maxima))
+        numbers = [left + right for left, right in sums] + [torch.maximum(*maxima)]
+        return type(self)(*numbers)
 
     def reduce(self, reduce: Callable[..., Tensor]) -> Self:
         """The numbers of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
         *sums, maximum = self.numbers
-        reduced_sums = reduce(torch.stack(sums), reduce_op="sum")
-        return type(self)(*reduced_sums, reduce(maximum.clone(), reduce_op="max"))
+        numbers = [*reduce(torch.stack(sums), reduce_op="sum"), reduce(maximum.clone(), reduce_op="max")]
+        return type(self)(*numbers)
 
     def on_host(self, *extra: Tensor) -> tuple[Self, list[Tensor]]:
         """Copies these numbers and the numbers `extra` to the CPU in one transfer, so that a GPU is waited for once."""

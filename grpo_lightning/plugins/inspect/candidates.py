@@ -114,7 +114,9 @@ def learned_from(
     for minibatch, pack in ((i, pack) for i, packs in enumerate(step.packs) for pack in packs if pack.scored):
         update = last - (last - minibatch) % num_minibatches
         # Copied from the device at once, not completion by completion.
-        rollouts, scored = pack.rollouts.to("cpu"), pack.scored
+        rollouts = pack.rollouts.to("cpu")
+        scored = pack.scored
+        assert scored is not None
         numbers = [values if values is None else values.cpu() for values in (scored.logp, scored.entropy, scored.read)]
         for index, row in enumerate(rollouts.row.tolist()):
             if row in found:

@@ -45,8 +45,12 @@ class LabelledGroup:
         """A group of the first `per_label` right completions and the first `per_label` wrong ones, in order."""
         is_right = [label > RIGHT_ABOVE for label in self.labels]
         is_taken = [is_right[:row].count(verdict) < per_label for row, verdict in enumerate(is_right)]
-        columns = ([*compress(column, is_taken)] for column in (self.completions, self.ended, self.labels))
-        return LabelledGroup(self.prompt, *columns)
+        return LabelledGroup(
+            self.prompt,
+            completions=[*compress(self.completions, is_taken)],
+            ended=[*compress(self.ended, is_taken)],
+            labels=[*compress(self.labels, is_taken)],
+        )
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "LabelledGroup":
