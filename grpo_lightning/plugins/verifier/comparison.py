@@ -390,8 +390,8 @@ class Comparison:
         if {kind, answer[0]} & {*LISTS}:
             return self.same_members(gold, answer)
         if "time" in (kind, answer[0]):
-            half, *clock = _clock(gold)
-            return half in ("", _clock(answer)[0]) and clock == _clock(answer)[1:]
+            (gold_half, gold_clock), (half, clock) = _clock(gold), _clock(answer)
+            return gold_half in ("", half) and gold_clock == clock
         if kind == "ratio" and answer[0] != "ratio":
             values = [literal(child) or Fraction() for child in children]
             return bool(len(values) == 2 and values[1] and values[0] / values[1] == literal(answer))
@@ -492,12 +492,15 @@ def _texts(tree: Node) -> list[str]:
     return [" ".join(dropwhile(_ARTICLES.__contains__, text[:-1])) + f" {text[-1]}" for text in texts if text]
 
 
-def _clock(tree: Node) -> list[Any]:
-    """A time as `am`, `pm` or nothing, hours, minutes and seconds; `17:00` is `5 p.m.`."""
-    half, *clock = tree[1:] if tree[0] == "time" else ("", *((literal(part) or Fraction()) for part in tree[1:]))
-    if not half and clock[:1] and 13 <= clock[0] <= 23:
-        half, clock[0] = "pm", clock[0] - 12
-    return [half, *clock, *[Fraction()] * (3 - len(clock))]
+def _clock(tree: Node) -> tuple[str, tuple[Fraction, ...]]:
+    """A time as `am`, `pm` or nothing, with hours, minutes and seconds: `17:00` is 5 p.m.; no hours if it is none."""
+    if tree[0] == "time":
+        return tree[1], tree[2:]
+    if tree[0] != "ratio":
+        return "", ()
+    hours, *minutes = [literal(part) or Fraction() for part in tree[1:]]
+    is_afternoon = 13 <= hours <= 23
+    return "pm" * is_afternoon, (hours - 12 * is_afternoon, *[*minutes, Fraction()][:2])
 
 
 def _rows(tree: Node) -> list[tuple[Node, Span]]:
