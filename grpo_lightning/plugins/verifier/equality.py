@@ -18,6 +18,7 @@ from grpo_lightning.plugins.verifier.numbers import (
     precise,
     symbols,
 )
+from grpo_lightning.plugins.verifier.symbolic import identical
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, MAX_CONSTANTS = 64, 12, 12, 4
@@ -124,7 +125,7 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool
             return False
         good += [point] if verdict else []
     if len(good) < MIN_POINTS and not is_complex:
-        return _agree(gold, answer, in_integers, is_complex=True)
+        return identical(gold, answer) or _agree(gold, answer, in_integers, is_complex=True)
     chosen = good[:: max(1, len(good) // NUM_PRECISE)][:NUM_PRECISE]
     verdicts = [_differ(gold, answer, point) for point in chosen]
     return len(good) >= MIN_POINTS and verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts
