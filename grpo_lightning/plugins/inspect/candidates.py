@@ -115,6 +115,7 @@ def learned_from(
         update = last - (last - minibatch) % num_minibatches
         # Copied from the device at once, not completion by completion.
         rollouts, scored = pack.rollouts.to("cpu"), pack.scored
+        assert scored is not None
         numbers = [values if values is None else values.cpu() for values in (scored.logp, scored.entropy, scored.read)]
         for index, row in enumerate(rollouts.row.tolist()):
             if row in found:
@@ -122,9 +123,7 @@ def learned_from(
     return found
 
 
-def _seen(
-    rollouts: Rollouts, numbers: list[Tensor | None], index: int, objective: Objective
-) -> tuple[Rollouts, dict[str, Any]]:
+def _seen(rollouts: Rollouts, numbers: list[Any], index: int, objective: Objective) -> tuple[Rollouts, dict[str, Any]]:
     """The completion at an index of a pack's rollouts, and what its update saw of it.
 
     Args:
@@ -136,7 +135,6 @@ def _seen(
     row = torch.tensor([index])
     tokens, one = take(row, rollouts.lengths), rollouts.select(row)
     logp, entropy, divergence = (values if values is None else values[tokens] for values in numbers)
-    assert logp is not None and entropy is not None
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
         # A divergence of whole distributions has no gradient by the drawn token's log-prob alone: it is in no push.
