@@ -94,7 +94,8 @@ def _forward(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | Non
     weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(kind)
     bias = None if layer.bias is None else layer.bias.detach().to(kind)
     if isinstance(layer, Float32Linear):
-        return partial(Float32Linear.forward, SimpleNamespace(weight=weight, bias=bias))
+        copied: Any = SimpleNamespace(weight=weight, bias=bias)
+        return partial(Float32Linear.forward, copied)
     if _packs(kind, device):
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
     return partial(_product, dtype, weight, bias)

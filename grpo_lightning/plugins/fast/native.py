@@ -130,8 +130,8 @@ class NativeEngine(RolloutEngine):
         with policy.gathered():
             fault = trial.fault(policy, partial(_decoded, policy))
             if not fault and (dtype := self.copy_dtype(policy)):
-                copies = LinearCopies(policy, dtype)
-                fault = trial.fault(policy, partial(_decoded, policy, copies=copies), dtype=dtype)
+                decoded = partial(_decoded, policy, copies=LinearCopies(policy, dtype))
+                fault = trial.fault(policy, decoded, dtype=dtype)
         if fault:
             raise trial.refusal("NativeEngine", policy, fault, INSTEAD)
         # The shortest prompt there can be; what others need is known when they come.

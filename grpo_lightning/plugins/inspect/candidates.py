@@ -124,9 +124,7 @@ def learned_from(
     return found
 
 
-def _seen(
-    rollouts: Rollouts, numbers: list[Tensor | None], index: int, objective: Objective
-) -> tuple[Rollouts, dict[str, Any]]:
+def _seen(rollouts: Rollouts, numbers: list[Any], index: int, objective: Objective) -> tuple[Rollouts, dict[str, Any]]:
     """The completion at an index of a pack's rollouts, and what its update saw of it.
 
     Args:
@@ -138,7 +136,6 @@ def _seen(
     row = torch.tensor([index])
     tokens, one = take(row, rollouts.lengths), rollouts.select(row)
     logp, entropy, divergence = (values if values is None else values[tokens] for values in numbers)
-    assert logp is not None and entropy is not None
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
         # A divergence of whole distributions has no gradient by the drawn token's log-prob alone: it is in no push.
