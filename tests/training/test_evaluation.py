@@ -33,7 +33,7 @@ def evaluation(*texts: str, rewards: Sequence[Reward], correct: str | None = Non
 
 
 def computed(evaluation: Evaluation) -> dict[str, float]:
-    return {name: float(metric.compute()) for name, metric in evaluation.metrics.items()}  # type: ignore[operator]
+    return {name: float(metric.compute()) for name, metric in evaluation.metrics.items()}
 
 
 def test_padding_prompts_do_not_count() -> None:
