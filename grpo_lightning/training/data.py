@@ -327,7 +327,7 @@ def read_template(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = (
             f"it is not text in UTF-8 ({error.reason}). Save it as that"
-            if isinstance(error, UnicodeError)
+            if isinstance(error, UnicodeDecodeError)
             else f"it cannot be read ({error.strerror}; looked in {Path.cwd()}). Give a text file with {QUESTION} in it"
         )
         raise UsageError(f"data.template_file={path}: {reason}") from error
