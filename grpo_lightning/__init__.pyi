@@ -112,6 +112,7 @@ from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher as Self
 from grpo_lightning.plugins.distillation.teacher import Teacher as Teacher
 from grpo_lightning.plugins.fast.compute import Fast as Fast
 from grpo_lightning.plugins.fast.native import NativeEngine as NativeEngine
+from grpo_lightning.plugins.gated.gate import Gated as Gated
 from grpo_lightning.plugins.inspect.comparison import Estimate as Estimate
 from grpo_lightning.plugins.inspect.comparison import Metric as Metric
 from grpo_lightning.plugins.inspect.comparison import compare as compare
@@ -174,7 +175,6 @@ from grpo_lightning.rewards.base import RewardFailure as RewardFailure
 from grpo_lightning.rewards.base import Run as Run
 from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
-from grpo_lightning.rewards.gate import Gated as Gated
 from grpo_lightning.rewards.length import OverlongPenalty as OverlongPenalty
 from grpo_lightning.rewards.results import RewardResult as RewardResult
 from grpo_lightning.rewards.results import Scores as Scores

@@ -45,7 +45,7 @@ refused_argument = optional("plugins.mistakes.options:refused_argument") or Usag
 
 PLUGINS = (
     *("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale", "ahead"),
-    *("orders", "demonstrations", "reasoning_gym", "code", "judge", "vllm", "arithmetic", "hub"),
+    *("orders", "demonstrations", "reasoning_gym", "code", "judge", "vllm", "arithmetic", "gated", "hub"),
 )
 FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))
 """The folders of the families. A class in any of their files is known by its short name in YAML."""

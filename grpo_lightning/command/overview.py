@@ -22,14 +22,13 @@ class Command(NamedTuple):
 
 INSPECT = "grpo_lightning.plugins.inspect"
 START = "grpo_lightning.plugins.start"
-EVALUATE = "grpo_lightning.plugins.benchmarks.evaluate"
 
 COMMANDS: dict[str, Command] = {
     "fit": Command("Trains a policy by GRPO."),
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
-    "evaluate": Command("Measures a model on benchmarks, without a run.", EVALUATE),
+    "evaluate": Command("Measures a model on benchmarks, without a run.", "grpo_lightning.plugins.benchmarks.evaluate"),
     "inspect": Command("Writes a page that shows what a run did to each token.", f"{INSPECT}.page"),
     "report": Command("Compares runs on one page: curves, a table, what differs.", f"{INSPECT}.report"),
     "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
@@ -119,8 +118,9 @@ def answer(args: Sequence[str]) -> int | None:
         return None
     if args[0] not in COMMANDS:
         hint = "".join(f" Did you mean {name}?" for name in get_close_matches(args[0], COMMANDS, 1))
-        there = f"There are {', '.join(COMMANDS)}"
-        print(f"grpo: error: {args[0]}: there is no such command.{hint} {there}", file=sys.stderr)
+        print(
+            f"grpo: error: {args[0]}: there is no such command.{hint} There are {', '.join(COMMANDS)}", file=sys.stderr
+        )
         return 2
     module = COMMANDS[args[0]].module
     if module == "grpo_lightning.cli":

@@ -35,8 +35,9 @@ class Parser(LightningArgumentParser):
             with internals.replacing():
                 return super().parse_args(with_paths(sys.argv[1:] if args is None else args), *others, **kwargs)
         except Exception as error:
-            known = isinstance(error, UsageError | argparse.ArgumentError)
-            if known or not (mistake := ask("plugins.mistakes.imports:refused_import", error)):
+            if isinstance(error, UsageError | argparse.ArgumentError):
+                raise
+            if not (mistake := ask("plugins.mistakes.imports:refused_import", error)):
                 raise
             raise mistake from error
 

@@ -37,8 +37,10 @@ class Sampling:
         require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p}: give a number from 0 (keep all) to 1")
         require(not isinstance(self.stop, str), f"sampling.stop={self.stop!r}: give a list of strings, [{self.stop!r}]")
         if not all(self.stop) or any(BROKEN in string for string in self.stop):
-            fix = "give strings that are not empty, without U+FFFD, which stands for broken bytes"
-            raise UsageError(f"sampling.stop={self.stop!r}: {fix}")
+            raise UsageError(
+                f"sampling.stop={self.stop!r}: give strings that are not empty, without U+FFFD, which stands for "
+                "broken bytes"
+            )
 
     @property
     def greedy(self) -> bool:

@@ -163,8 +163,9 @@ def check_model(model: PreTrainedModel, path: str, has_dropout: bool) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        why = first_line(error)
-        raise UsageError(f"{refusal} does not work as a causal LM of text ({why}); use another model") from error
+        raise UsageError(
+            f"{refusal} does not work as a causal LM of text ({first_line(error)}); use another model"
+        ) from error
     finally:
         in_float32.remove()
     if not torch.allclose(expected[0, :8], expected[1, :8], rtol=2e-2, atol=2e-2):

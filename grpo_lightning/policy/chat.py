@@ -111,21 +111,18 @@ class Chat:
         if not answer_prefix:
             return text
         before = self._rendered(asked, add_generation_prompt=False)
-        key, begun, why = (
-            f"data.answer_prefix={answer_prefix!r}: the chat template of the model",
-            text + answer_prefix,
-            "",
-        )
+        key = f"data.answer_prefix={answer_prefix!r}: the chat template of the model"
+        begun, fault = text + answer_prefix, "it changes it"
         if text == before:
             # The template has no mark for the beginning of an answer, and may write a space before one.
             turns = [*asked, Message(role="assistant", content=answer_prefix)]
             try:
                 begun = self._rendered(turns, add_generation_prompt=False, continue_final_message=True)
             except Exception as error:
-                begun, why = "", first_line(error)
+                begun, fault = "", first_line(error)
         if not (begun.startswith(text) and begun.endswith(answer_prefix)):
             raise UsageError(
-                f"{key} cannot begin an answer with it ({why or 'it changes it'}); write it without blanks at its "
+                f"{key} cannot begin an answer with it ({fault}); write it without blanks at its "
                 "ends, or set data.chat=false and write data.template"
             )
         header = begun.removeprefix(before)[: -len(answer_prefix)]

@@ -110,8 +110,9 @@ class Policy(nn.Module):
             self.adapter.check()
         folder = Path(pretrained.location(self.path))
         if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-            missing = "no weights (.safetensors or .bin) in this folder"
-            raise UsageError(f"{self.key}.path={self.path}: {missing}. {pretrained.FIX}")
+            raise UsageError(
+                f"{self.key}.path={self.path}: no weights (.safetensors or .bin) in this folder. {pretrained.FIX}"
+            )
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -144,14 +145,13 @@ class Policy(nn.Module):
 
     def _read_weights(self) -> PreTrainedModel:
         # Flash attention comes later: it refuses float32 weights.
-        how: dict[str, Any] = {"dtype": self.dtype}
         attention = "eager" if self.compute.attention == "eager" else "sdpa"
         try:
-            return self._from_pretrained(AutoModelForCausalLM, attn_implementation=attention, **how)
+            return self._from_pretrained(AutoModelForCausalLM, attn_implementation=attention, dtype=self.dtype)
         except UsageError as error:
             if attention == "eager" or "attention" not in str(error):
                 raise
-            model = self._from_pretrained(AutoModelForCausalLM, attn_implementation="eager", **how)
+            model = self._from_pretrained(AutoModelForCausalLM, attn_implementation="eager", dtype=self.dtype)
             rank_zero_info(f"policy.compute.attention: {type(model).__name__} has no sdpa attention, so eager is used")
             return model
 
@@ -227,8 +227,7 @@ class Policy(nn.Module):
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
-        is_loaded = hasattr(self, "model")
-        generation_config = self.model.generation_config if is_loaded else self._generation_config
+        generation_config = self.model.generation_config if hasattr(self, "model") else self._generation_config
         return architecture.stop_ids_of(generation_config, self.config, self.tokenizer)
 
     @cached_property

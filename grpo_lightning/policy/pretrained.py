@@ -18,8 +18,9 @@ def load(auto_class: Any, path: str, key: str, **kwargs: Any) -> Any:
     except (torch.OutOfMemoryError, UsageError):
         raise
     except Exception as error:  # Remote code and 200 architectures raise what they like.
-        problem = f"{auto_class.__name__} found no usable model there ({first_line(error)})"
-        raise UsageError(f"{key}={path}: {problem}. {FIX}") from error
+        raise UsageError(
+            f"{key}={path}: {auto_class.__name__} found no usable model there ({first_line(error)}). {FIX}"
+        ) from error
 
 
 def source(path: str, key: str) -> str:
@@ -40,8 +41,10 @@ def source(path: str, key: str) -> str:
         if made := made_by(path):
             raise UsageError(f"{missing} (looked in {Path.cwd()}). {made}")
         if "/" in path and Path(owner).is_dir():
-            otherwise = f"If {owner} is an owner on the hub: hf download {path}"
-            raise UsageError(f"{missing} in {owner}, which is a folder here. {FIX}. {otherwise}")
+            raise UsageError(
+                f"{missing} in {owner}, which is a folder here. {FIX}. If {owner} is an owner on the hub: "
+                f"hf download {path}"
+            )
         HfApi().model_info(path, timeout=10)
     except UsageError:
         raise

@@ -11,7 +11,7 @@ from grpo_lightning import ranks
 from grpo_lightning.rewards.base import Reward, Run, described, rows_by_prompt
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import WAITING, LoadError, Outcome, WorkerPool
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError, require
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,13 @@ class FunctionReward(Reward):
             made_up = Sample(Prompt(0, question.text, [0], question), question.answer, [0], FinishReason.STOP)
             (outcome,) = self._outcomes([made_up])
             if outcome.status != Status.OK:
-                text, source = made_up.text[:80], question.source or "the first question"
-                told = "reward %s fails on %r, made up as a completion for %s: %s"
-                log.warning(told, self.name, text, source, outcome.error)
+                log.warning(
+                    "reward %s fails on %r, made up as a completion for %s: %s",
+                    self.name,
+                    question.answer[:80],
+                    question.source or "the first question",
+                    outcome.error,
+                )
 
     def setup(self, run: Run) -> None:
         self._import()
@@ -117,8 +121,10 @@ class FunctionReward(Reward):
         try:
             needed = self._pool.load(self._call)
         except LoadError as error:
-            where = "its module is looked for where `import` looks, and in the working directory"
-            raise UsageError(f"{key}: {error}. Give the import path of a function; {where}") from error
+            raise UsageError(
+                f"{key}: {error}. Give the import path of a function; its module is looked for where `import` looks, "
+                "and in the working directory"
+            ) from error
         if len(needed) > 1 or {"prompts", "completions"} & {*needed}:
             raise UsageError(
                 f"{key} takes ({', '.join(needed)}). Write `def f(sample)`, which gets one completion and returns a "
@@ -138,10 +144,10 @@ class FunctionReward(Reward):
             return [_checked(outcome) for outcome in self._called(tasks)]
         groups = rows_by_prompt(samples)
         called = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups])
-        found: dict[int, Outcome] = {}
+        outcome_by_row: dict[int, Outcome] = {}
         for rows, outcome in zip(groups, called, strict=True):
-            found |= zip(rows, _spread(outcome, len(rows)), strict=True)
-        return [found[row] for row in range(len(samples))]
+            outcome_by_row |= zip(rows, _spread(outcome, len(rows)), strict=True)
+        return [outcome_by_row[row] for row in range(len(samples))]
 
     def _called(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
         """The outcome of each call, `concurrency` of them at once. Calls lost together are made again alone."""
@@ -165,8 +171,8 @@ def as_reward(reward: Any) -> Reward:
     module, name = reward.__module__, reward.__qualname__
     if module == "__main__":  # worker processes have another one
         module = getattr(sys.modules[module], "__file__", "")
-    fix = "worker processes import a function by its name: write it at the top of a file"
-    require(bool(module) and name.isidentifier(), f"{name}: {fix}")
+    if not module or not name.isidentifier():
+        raise UsageError(f"{name}: worker processes import a function by its name: write it at the top of a file")
     return FunctionReward(f"{module}:{name}")
 
 

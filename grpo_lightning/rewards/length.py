@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import Sample, Status, at_least
+from grpo_lightning.types import Sample, at_least
 
 
 class OverlongPenalty(Reward):
@@ -38,4 +38,4 @@ class OverlongPenalty(Reward):
         assert self._longest is not None, "give max_length, or call setup(run)"
         cache = self.cache or max(1, self._longest // 5)
         over = [len(sample.token_ids) - (self._longest - cache) for sample in samples]
-        return RewardResult([-min(max(tokens / cache, 0.0), 1.0) for tokens in over], [Status.OK] * len(samples))
+        return RewardResult([-min(max(tokens / cache, 0.0), 1.0) for tokens in over])

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from typing import Any
 
 import torch
@@ -45,8 +44,9 @@ class RewardResult:
         """The scores of several batches of samples, in order."""
 
         def joined(name: str, missing: Any = None) -> Any:
-            columns = [getattr(part, name) or [missing] * len(part.value) for part in parts]
-            return [*chain.from_iterable(columns)] if any(getattr(part, name) for part in parts) else None
+            if not any(getattr(part, name) for part in parts):
+                return None
+            return [cell for part in parts for cell in getattr(part, name) or [missing] * len(part.value)]
 
         value, status = joined("value") or [], joined("status") or []
         return cls(value, status, joined("answer"), joined("segments", []), joined("note", ""))
@@ -97,7 +97,7 @@ class Scores:
     def concat(cls, parts: Sequence["Scores"]) -> "Scores":
         """The scores of several batches of samples by the same rewards, in order."""
         return cls(
-            total=list(chain.from_iterable(part.total for part in parts)),
+            total=[total for part in parts for total in part.total],
             results={name: RewardResult.concat([part.results[name] for part in parts]) for name in parts[0].results},
             weight=parts[0].weight,
             correct=parts[0].correct,

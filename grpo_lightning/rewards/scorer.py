@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -35,8 +35,10 @@ class Scorer:
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
         require(0 <= max_failed <= 1, f"model.guard.max_failed_rewards={max_failed}: give a fraction from 0 to 1")
-        fix = f"no reward has this name; give one of {', '.join(names)}"
-        require(correct is None or correct in names, f"model.validation.correct={correct}: {fix}")
+        if correct is not None and correct not in names:
+            raise UsageError(
+                f"model.validation.correct={correct}: no reward has this name; give one of {', '.join(names)}"
+            )
         for reward in rewards:
             others = [name for name in names if name != reward.name]
             for key, name in reward.needs.items():
@@ -89,14 +91,18 @@ class Scorer:
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
         """The scores of B samples; failures are in the statuses."""
-        return Scoring(self, []).scores(samples)
+        return Scoring(self, {}).scores(samples)
 
     def begin(self) -> "Scoring":
         """To score samples as they come, by the rewards that can: `with scorer.begin() as scoring`."""
         # One that is in the list twice would be called from two threads.
         times = Counter(id(part) for reward in self.all_rewards for part in reward.with_parts())
-        early = (r for r in self.all_rewards if all(p.scores_early and times[id(p)] == 1 for p in r.with_parts()))
-        return Scoring(self, [EarlyScores(reward) for reward in early])
+        early = {
+            reward.name: EarlyScores(reward)
+            for reward in self.all_rewards
+            if all(part.scores_early and times[id(part)] == 1 for part in reward.with_parts())
+        }
+        return Scoring(self, early)
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """The metrics of `Reward.learn` of every reward, as `reward/<name>/<key>`. Every rank must call it."""
@@ -114,8 +120,10 @@ class Scorer:
                 part.stop_if_broken(tally.statuses)
         for reward, tally in found:
             if reward in self.rewards and tally.failed.total() > self.max_failed * tally.num_samples:
-                allowed = f"model.guard.max_failed_rewards={self.max_failed} of a {where}'s samples"
-                raise RewardFailure(f"reward {reward.name} {tally.describe()}; {allowed}")
+                raise RewardFailure(
+                    f"reward {reward.name} {tally.describe()}; "
+                    f"model.guard.max_failed_rewards={self.max_failed} of a {where}'s samples"
+                )
 
     def report(self) -> list[tuple[Reward, Tally]]:
         """Warns of failures since the last report. Returns every reward and part with its tally over all ranks."""
@@ -179,9 +187,8 @@ class EarlyScores(Thread):
 class Scoring:
     """Scores samples that come one after another. The scores are those of all samples at once."""
 
-    def __init__(self, scorer: Scorer, early: Sequence[EarlyScores]) -> None:
-        self.scorer = scorer
-        self.early = {one.reward.name: one for one in early}
+    def __init__(self, scorer: Scorer, early: Mapping[str, EarlyScores]) -> None:
+        self.scorer, self.early = scorer, early
         self._added: set[int] = set()
 
     def add(self, sample: Sample) -> None:

@@ -50,8 +50,10 @@ class Table(Task):
             read.append((question, sum(bool(line.strip()) for line in str(row.get(self.answer)).splitlines())))
         require(bool(read), f"data.task.{split}: {table} has no rows: give a table with at least one question")
         questions = [question for question, num_lines in read if most is None or num_lines <= most]
-        too_long = f"each of the {len(read)} answers of {table} has more lines; give more"
-        require(bool(questions), f"data.task.max_lines={most}: {too_long}")
+        if not questions:
+            raise UsageError(
+                f"data.task.max_lines={most}: each of the {len(read)} answers of {table} has more lines; give more"
+            )
         return questions
 
     def _question(self, source: str, row: Any, split: Split) -> Question:
@@ -61,8 +63,8 @@ class Table(Task):
         except UnicodeEncodeError as error:  # JSON can escape halves of a character: "\ud83d"
             raise UsageError(f"{error.object[error.start]!r} is half a character: fix the row") from error
         *history, asked = self._turns(row)
-        is_question = asked["role"] == "user" and not is_missing(asked["content"])
-        require(is_question, f"column {self.question!r} ends with {asked}: its last turn is the question, of user")
+        if asked["role"] != "user" or is_missing(asked["content"]):
+            raise UsageError(f"column {self.question!r} ends with {asked}: its last turn is the question, of user")
         # A column that was named must be there; not every table has gold answers.
         may_lack = self.answer in row or self.answer == ANSWER or split == "predict"
         lacks_answer = may_lack and is_missing(row.get(self.answer))
@@ -80,8 +82,10 @@ class Table(Task):
         try:
             return [Message(role=turn["role"], content=_text_of(turn["content"])) for turn in cell]
         except (TypeError, KeyError) as error:
-            fault = f"column {self.question!r} (data.task.question) is {str(cell)[:80]}"
-            raise UsageError(f"{fault}: give text, or a list of {{role, content}} with text as content") from error
+            raise UsageError(
+                f"column {self.question!r} (data.task.question) is {str(cell)[:80]}: give text, or a list of "
+                "{role, content} with text as content"
+            ) from error
 
     def _gold(self, cell: str) -> str:
         """The gold answer in a cell."""
@@ -90,24 +94,26 @@ class Table(Task):
         matches = self.answer_pattern.findall(cell)
         if matches and matches[-1].strip():
             return matches[-1].strip()
-        where = f"in column {self.answer!r}"
-        fault = f"finds an empty answer {where}" if matches else f"is not found {where}, which ends in {cell[-60:]!r}"
-        key = f"data.task.answer_pattern={self.answer_pattern.pattern!r}"
-        raise UsageError(f"{key} {fault}: fix the row or the pattern")
+        column = f"in column {self.answer!r}"
+        fault = f"finds an empty answer {column}" if matches else f"is not found {column}, which ends in {cell[-60:]!r}"
+        raise UsageError(
+            f"data.task.answer_pattern={self.answer_pattern.pattern!r} {fault}: fix the row or the pattern"
+        )
 
     @staticmethod
     def _cell(row: dict[str, Any], key: str, column: str) -> str:
         """The text of a cell."""
         if column not in row:
-            others = ", ".join(map(repr, row)) or "none"
-            fault = f"no column {column!r} (data.task.{key}={column!r}); there are {others}"
-            raise UsageError(f"{fault}: fix the row or set data.task.{key}")
+            raise UsageError(
+                f"no column {column!r} (data.task.{key}={column!r}); there are "
+                f"{', '.join(map(repr, row)) or 'none'}: fix the row or set data.task.{key}"
+            )
         cell, name = row[column], f"column {column!r} (data.task.{key})"
         if key == "answer" and isinstance(cell, list) and all(isinstance(part, str) for part in cell):
             cell = ", ".join(cell)
-        is_text = isinstance(cell, str | Number) and not isinstance(cell, bool)
         require(not is_missing(cell), f"{name} is empty: every row needs a {key}")
-        require(is_text, f"{name} is {_kind(cell)}, expected text or a number")
+        if not isinstance(cell, str | Number) or isinstance(cell, bool):
+            raise UsageError(f"{name} is {_kind(cell)}, expected text or a number")
         return str(cell)
 
 
@@ -151,8 +157,10 @@ class JsonPrompts(Table):
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    flag = "in a flag, a leading # begins a comment; write [#], or use a YAML file"
-    require(pattern is not None, f"data.task.answer_pattern=null: {flag}")
+    if pattern is None:
+        raise UsageError(
+            "data.task.answer_pattern=null: in a flag, a leading # begins a comment; write [#], or use a YAML file"
+        )
     if not pattern:
         return None
     key = f"data.task.answer_pattern={pattern!r}"
@@ -160,8 +168,10 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
         compiled = re.compile(pattern)
     except re.error as error:
         raise UsageError(f"{key} is not a regular expression: {error}") from error
-    fix = "give it one, ( ), around the answer, and write others as (?: )"
-    require(compiled.groups == 1, f"{key} has {compiled.groups} groups: {fix}")
+    if compiled.groups != 1:
+        raise UsageError(
+            f"{key} has {compiled.groups} groups: give it one, ( ), around the answer, and write others as (?: )"
+        )
     return compiled
 
 

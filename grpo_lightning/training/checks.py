@@ -19,7 +19,7 @@ from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverag
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.training import internals
 from grpo_lightning.training.schedules import check_optimizer
-from grpo_lightning.types import TOTAL, UsageError, require
+from grpo_lightning.types import TOTAL, UsageError
 
 PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.max_epochs the steps"
 
@@ -161,12 +161,15 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
             "model.objective.denominator=moving: it must know the advantages before any log-prob, which "
             "model.objective.reward_kl or model.advantage needs. Take kept"
         )
-    without = "AdapterOff: it is the model without its adapter. Use"
     if isinstance(reference, AdapterOff) and policy.adapter is None:
-        raise UsageError(f"model.reference={without} FrozenCopy, or set model.policy.adapter")
-    require(not isinstance(old_policy, AdapterOff), f"model.old_policy={without} RecordedLogp")
-    stays = old_policy is not None and old_policy.stays
-    require(not stays, f"model.old_policy={type(old_policy).__name__}: it is another model. Use model.reference")
+        raise UsageError(
+            "model.reference=AdapterOff: it is the model without its adapter. Use FrozenCopy, or set "
+            "model.policy.adapter"
+        )
+    if isinstance(old_policy, AdapterOff):
+        raise UsageError("model.old_policy=AdapterOff: it is the model without its adapter. Use RecordedLogp")
+    if old_policy is not None and old_policy.stays:
+        raise UsageError(f"model.old_policy={type(old_policy).__name__}: it is another model. Use model.reference")
 
 
 def check_loop(loop: GRPOLoop, module: Any) -> None:
@@ -234,20 +237,20 @@ def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
         )
     for callback in trainer.callbacks:
         name = type(callback).__name__
-        kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning.")]
-        kind = next(iter(kinds), "")
+        mro = type(callback).__mro__
+        kind = next((base.__name__ for base in mro if base.__module__.startswith("lightning.")), "")
         # Classes derived from BaseFinetuning choose themselves what to freeze.
         if kind in REFUSED_CALLBACKS and (kind != "BaseFinetuning" or kind == name):
             trainer.callbacks.remove(callback)  # or OnExceptionCheckpoint saves a checkpoint now
             raise UsageError(f"trainer.callbacks={name}: {REFUSED_CALLBACKS[kind]}")
-        saves = isinstance(callback, ModelCheckpoint) and internals.saves_in_steps(callback)
-        if saves and not callback.save_weights_only:
+        is_whole = isinstance(callback, ModelCheckpoint) and not callback.save_weights_only
+        if is_whole and internals.saves_in_steps(callback):
             raise UsageError(
                 "ModelCheckpoint.every_n_train_steps, train_time_interval: they save in the middle of a step, from "
                 "where no run goes on. Give every_n_epochs (exploration steps), or save_weights_only=true"
             )
-        monitor, mode = (str(getattr(callback, name, "")) for name in ("monitor", "mode"))
-        key = type(callback).__name__.replace("StepCheckpoint", "checkpoint")
+        monitor, mode = (str(getattr(callback, setting, "")) for setting in ("monitor", "mode"))
+        key = name.replace("StepCheckpoint", "checkpoint")
         if monitor.startswith("val/") and trainer.limit_val_batches == 0:
             raise UsageError(f"{key}.monitor={monitor}: the run has no validation (trainer.limit_val_batches=0)")
         for best, metrics in BETTER.items():

@@ -60,11 +60,12 @@ class PromptLoader:
         questions, world_size = self.data.questions[self.split], ranks.world_size()
         span = world_size * self.data.val_batch_size
         for first in range(0, len(questions) if self.is_due() else 0, span):
-            everyone = range(first, min(first + span, len(questions)))
-            mine = everyone[ranks.rank() :: world_size]
-            padding = [0] * (-(-len(everyone) // world_size) - len(mine))
-            prompts = [self.data.prompt(questions[row], row) for row in (*mine, *padding)]
-            yield PromptBatch(prompts, len(mine), self.validation)
+            batch = range(len(questions))[first : first + span]
+            rows = batch[ranks.rank() :: world_size]
+            # The first rank has the most.
+            padding = [0] * (len(batch[::world_size]) - len(rows))
+            prompts = [self.data.prompt(questions[row], row) for row in (*rows, *padding)]
+            yield PromptBatch(prompts, len(rows), self.validation)
 
 
 class TaskData(L.LightningDataModule, Observer):
@@ -147,8 +148,12 @@ class TaskData(L.LightningDataModule, Observer):
         `judge` reads those of validation and test, if it is no reward of `scorer`. The policy's weights may be unread.
         """
         self._policy = policy
-        splits: dict[str, list[Split]] = {"validate": ["val"], "test": ["test"], "predict": ["predict"]}
-        splits["fit"] = ["train", "val"] if validates else ["train"]
+        splits: dict[str, list[Split]] = {
+            "fit": ["train", "val"] if validates else ["train"],
+            "validate": ["val"],
+            "test": ["test"],
+            "predict": ["predict"],
+        }
         missing = [split for split in splits[stage] if split not in self.questions]
         for split in missing:
             drawn = sampling if split == "train" else val_sampling or sampling
@@ -210,11 +215,16 @@ class TaskData(L.LightningDataModule, Observer):
             return text + self.answer_prefix
         tokenizer = self.policy.tokenizer
         if self._chat is None or self._chat.tokenizer is not tokenizer:
-            fix = "set data.chat=false and write data.template"
-            self._chat = Chat(tokenizer, self.system, self.chat_template_kwargs, "data.chat=true", fix)
+            self._chat = Chat(
+                tokenizer,
+                self.system,
+                self.chat_template_kwargs,
+                key="data.chat=true",
+                fix="set data.chat=false and write data.template",
+            )
         with naming(question.source):
-            is_twice = self.system and any(turn["role"] == "system" for turn in history)
-            require(not is_twice, "it has a system turn of its own; leave data.system empty")
+            if self.system and any(turn["role"] == "system" for turn in history):
+                raise UsageError("it has a system turn of its own; leave data.system empty")
             return self._chat.text([*history, Message(role="user", content=text)], self.answer_prefix)
 
     def in_template(self, question: Question) -> str:
@@ -223,8 +233,9 @@ class TaskData(L.LightningDataModule, Observer):
         try:
             (text + self.system + self.answer_prefix).encode()
         except UnicodeEncodeError as error:
-            half = error.object[error.start]
-            raise UsageError(f"{question.source}: {half!r} is half a character: fix row or template") from error
+            raise UsageError(
+                f"{question.source}: {error.object[error.start]!r} is half a character: fix row or template"
+            ) from error
         return text
 
     def encode(self, text: str) -> list[int]:
@@ -313,9 +324,10 @@ def read_template(path: str) -> str:
     """The text of a template's file, without the line break that editors write at its end."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").removesuffix("\n")
-    except OSError as error:
-        reason = f"it cannot be read ({error.strerror}; looked in {Path.cwd()}). Give a text file with {QUESTION} in it"
-        raise UsageError(f"data.template_file={path}: {reason}") from error
-    except UnicodeDecodeError as error:
-        reason = f"it is not text in UTF-8 ({error.reason}). Save it as that"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (
+            f"it is not text in UTF-8 ({error.reason}). Save it as that"
+            if isinstance(error, UnicodeDecodeError)
+            else f"it cannot be read ({error.strerror}; looked in {Path.cwd()}). Give a text file with {QUESTION} in it"
+        )
         raise UsageError(f"data.template_file={path}: {reason}") from error

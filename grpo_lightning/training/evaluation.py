@@ -5,14 +5,14 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
 from jsonargparse.typing import import_object
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
@@ -92,7 +92,7 @@ class Evaluation(torch.nn.Module):
     @property
     def was_asked(self) -> bool:
         """Whether questions were asked since `reset`."""
-        return bool(cast(Metric, self.metrics["ci95"]).update_called)
+        return bool(self.metrics["ci95"].update_called)
 
     @property
     def judge(self) -> Reward:
@@ -116,8 +116,9 @@ class Evaluation(torch.nn.Module):
         judge = next((reward for reward in trained.rewards if grades_alike(reward, judge)), judge)
         rewards = trained.rewards
         if judge not in rewards:
-            judge.weight, taken = 0.0, [reward.name for reward in rewards]
-            judge.name = "judge" if judge.name in taken else judge.name
+            judge.weight = 0.0
+            if judge.name in [reward.name for reward in rewards]:
+                judge.name = "judge"
             rewards = [*rewards, judge]
         self.scorer = Scorer(rewards, trained.max_failed, judge.name)
         self._make_metrics()
@@ -127,12 +128,12 @@ class Evaluation(torch.nn.Module):
         names = ["greedy", f"avg@{k}", *([f"pass@{k}"] if k > 1 else []), "failed", "reward", "length", "truncated"]
         names += [f"maj@{k}"] if self.judge.finds_answers else []
         means = {name: MeanMetric(nan_strategy="ignore", dist_sync_fn=ranks.gather) for name in names}
-        self.metrics = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
+        self.metrics: Any = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
 
     def reset(self) -> None:
         """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
         for metric in self.metrics.values():
-            cast(Metric, metric).reset()
+            metric.reset()
         for answers in self.kept.values():
             answers.clear()
 
@@ -150,14 +151,19 @@ class Evaluation(torch.nn.Module):
         for index, first in enumerate(greedy.main.value):
             group = slice(index * k, (index + 1) * k)
             values = scores.main.value[group]
-            found = {"greedy": first, f"avg@{k}": nan_mean(values), f"pass@{k}": pass_at_k(values)}
-            found["ci95"] = found[f"avg@{k}"]
-            found[f"maj@{k}"] = majority_at_k(values, answers[group])
-            found["failed"] = nan_mean([math.isnan(value) for value in [first, *values]])
-            found["reward"] = nan_mean(scores.total[group])
-            found["length"] = nan_mean([len(sample.token_ids) for sample in samples[group]])
-            found["truncated"] = nan_mean([sample.truncated for sample in samples[group]])
-            self._record(found)
+            self._record(
+                {
+                    "greedy": first,
+                    f"avg@{k}": nan_mean(values),
+                    "ci95": nan_mean(values),
+                    f"pass@{k}": pass_at_k(values),
+                    f"maj@{k}": majority_at_k(values, answers[group]),
+                    "failed": nan_mean([math.isnan(value) for value in [first, *values]]),
+                    "reward": nan_mean(scores.total[group]),
+                    "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
+                    "truncated": nan_mean([sample.truncated for sample in samples[group]]),
+                }
+            )
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
         """k completions of each prompt as JSON-ready records; `sample` counts the completions of a prompt, from 0."""
@@ -185,7 +191,7 @@ class Evaluation(torch.nn.Module):
 
     def _record(self, values: dict[str, float]) -> None:
         for name, metric in self.metrics.items():
-            cast(Metric, metric).update(values[name])
+            metric.update(values[name])
 
 
 class EvaluatingModule(L.LightningModule):
@@ -197,7 +203,7 @@ class EvaluatingModule(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.named = torch.nn.ModuleDict()  # validations beside the main one: `Evaluation`s of data of their own
+        self.named: Any = torch.nn.ModuleDict()  # validations beside the main one: `Evaluation`s of data of their own
         self._validating = ExitStack()
         """Held while a stage lasts: the engine is awake, and the trainer logs where the weights stand."""
         self._standing: int | None = None
@@ -206,7 +212,7 @@ class EvaluatingModule(L.LightningModule):
     @property
     def evaluations(self) -> dict[str, Evaluation]:
         """By name; that of the main validation is empty."""
-        return {"": self.evaluation, **cast(dict[str, Evaluation], self.named)}
+        return {"": self.evaluation, **self.named}
 
     def on_validation_start(self) -> None:
         """Begins the metrics anew, and wakes the engine for all batches."""
@@ -221,20 +227,24 @@ class EvaluatingModule(L.LightningModule):
         evaluation = self.evaluations[batch.validation]
         evaluation.update(self.policy, batch)
         place = "/".join(filter(None, ["test" if self.trainer.testing else "val", batch.validation]))
-        found: dict[str, Any] = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
-        self.log_dict(found, batch_size=len(batch.prompts), on_step=False, on_epoch=True, add_dataloader_idx=False)
+        metrics = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
+        self.log_dict(metrics, batch_size=len(batch.prompts), on_step=False, on_epoch=True, add_dataloader_idx=False)
 
     def validated(self) -> dict[str, float]:
         """What the last validation found, as `avg@k` or `NAME/avg@k`. Every rank must call it."""
-        found = {name: one.metrics for name, one in self.evaluations.items() if one.was_asked}
-        every = {f"{of}/{name}".removeprefix("/"): one for of, all in found.items() for name, one in all.items()}
-        return {name: float(cast(Metric, metric).compute()) for name, metric in every.items()}
+        return {
+            f"{validation}/{name}".removeprefix("/"): float(metric.compute())
+            for validation, evaluation in self.evaluations.items()
+            if evaluation.was_asked
+            for name, metric in evaluation.metrics.items()
+        }
 
     @property
     def measure(self) -> str:
         """The meaning of avg@k and greedy in the last validation; by name, where the judges differ."""
-        found = {name or "val": one.measure for name, one in self.evaluations.items() if one.was_asked}
-        return "; ".join({*found.values()} if len({*found.values()}) == 1 else map(": ".join, found.items()))
+        measures = {name or "val": one.measure for name, one in self.evaluations.items() if one.was_asked}
+        distinct = {*measures.values()}
+        return "; ".join(distinct if len(distinct) == 1 else map(": ".join, measures.items()))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""

@@ -118,8 +118,15 @@ class GRPOModule(EvaluatingModule):
     @property
     def parts(self) -> Parts:
         """The parts of GRPO."""
-        drawing = self.explorer, self.sampling
-        return Parts(self.policy, self.old_policy, self.reference, *drawing, self.advantage, self.objective)
+        return Parts(
+            self.policy,
+            self.old_policy,
+            self.reference,
+            self.explorer,
+            self.sampling,
+            self.advantage,
+            self.objective,
+        )
 
     @property
     def val_sampling(self) -> Sampling:
@@ -173,8 +180,15 @@ class GRPOModule(EvaluatingModule):
     def read_questions(self, data: TaskData, stage: str, trainer: Any) -> None:
         """Lets the data read what `stage` needs, and the rewards and the judge the questions that they will score."""
         self.connect(data)
-        drawing, validates = (self.policy, self.sampling, self.explorer.scorer), trainer.limit_val_batches != 0
-        data.load(stage, *drawing, stage != "fit" or validates, self.val_sampling, self.evaluation.judge)
+        data.load(
+            stage,
+            self.policy,
+            self.sampling,
+            self.explorer.scorer,
+            stage != "fit" or trainer.limit_val_batches != 0,
+            self.val_sampling,
+            self.evaluation.judge,
+        )
         check_limit(trainer, data, stage)
 
     def load(self, precision: Precision) -> None:
@@ -227,10 +241,11 @@ class GRPOModule(EvaluatingModule):
     def on_train_start(self) -> None:
         """Brings the schedule to where the run is."""
         # The optimizer has its state back by now, under any strategy.
-        counts_all = isinstance(self._options.scheduler, WarmupCosine)
-        done = self.trainer.current_epoch * self._updates_per_step if counts_all else self.trainer.global_step
+        num_updates = self.trainer.global_step
+        if isinstance(self._options.scheduler, WarmupCosine):  # it counts updates that are not made, too
+            num_updates = self.trainer.current_epoch * self._updates_per_step
         schedules, version = self._resumed
-        self._options.restore_schedule(schedules, done)
+        self._options.restore_schedule(schedules, num_updates)
         if version is not None:
             # Rollouts that a source kept across the resume are as old as they were.
             self.policy.version, self.explorer.engine.version = version, None
@@ -250,9 +265,10 @@ class GRPOModule(EvaluatingModule):
         if self.old_policy.is_policy:
             left_out |= self.old_policy.state_dict(prefix="old_policy.")
         if self.policy.adapter is not None:
-            trained = {f"policy.{name}" for name in self.policy.trained_state_dict()}
-            weights = self.policy.state_dict(prefix="policy.")
-            left_out |= {name: value for name, value in weights.items() if name not in trained}
+            frozen = self.policy.state_dict(prefix="policy.")
+            for name in self.policy.trained_state_dict():
+                frozen.pop(f"policy.{name}", None)
+            left_out |= frozen
         return left_out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GRPOModule":
@@ -309,8 +325,8 @@ class GRPOModule(EvaluatingModule):
         self._step_schedule(is_made)
         if metrics is not None:
             rates = {} if rate is None else {"optim/lr": torch.tensor(rate)}  # Adafactor may choose it
-            times = {"time/update": torch.tensor(time.perf_counter() - started)}
-            minibatch.step.updates.append((is_made, {**metrics, **rates, **times}))
+            seconds = torch.tensor(time.perf_counter() - started)
+            minibatch.step.updates.append((is_made, {**metrics, **rates, "time/update": seconds}))
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Completes the averages that callbacks have moved by now."""

@@ -138,12 +138,12 @@ class StepReport(Callback):
 
 def of_updates(step: Step) -> dict[str, torch.Tensor]:
     """Means and maxima over the updates that were made; of a metric that none of these has, over the others."""
-    found = {}
+    summary = {}
     for name in dict.fromkeys(name for _, metrics in step.updates for name in metrics):
-        values = [metrics[name] for made, metrics in step.updates if made and name in metrics]
-        values = values or [metrics[name] for _, metrics in step.updates if name in metrics]
-        found[name] = torch.stack(values).max() if name in MAXIMA else torch.stack(values).mean()
-    return found
+        made = [metrics[name] for is_made, metrics in step.updates if is_made and name in metrics]
+        values = torch.stack(made or [metrics[name] for _, metrics in step.updates if name in metrics])
+        summary[name] = values.max() if name in MAXIMA else values.mean()
+    return summary
 
 
 @dataclass
@@ -182,10 +182,12 @@ class StepStatistics:
                 step.add(f"rollout/length_{'right' if is_right else 'wrong'}", length)
                 step.add("rollout/right_and_finished", is_right and not sample.truncated)
             if (talk := sample.conversation) is not None:
-                found = {"turns": len(talk.ends), "branches": max(0, len(talk.pieces) - 1), "given": talk.num_given}
-                found |= {"calls": talk.num_calls, "failed_calls": talk.num_failed_calls}
-                for name, count in (found | {"environment_failed": talk.status != Status.OK}).items():
-                    step.add(f"rollout/{name}", count)
+                step.add("rollout/turns", len(talk.ends))
+                step.add("rollout/branches", max(0, len(talk.pieces) - 1))
+                step.add("rollout/given", talk.num_given)
+                step.add("rollout/calls", talk.num_calls)
+                step.add("rollout/failed_calls", talk.num_failed_calls)
+                step.add("rollout/environment_failed", talk.status != Status.OK)
         sampled = step.sums["rollout/length_mean"]
         step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
         step.maxima["rollout/length_max"] = max((len(sample.token_ids) for sample in samples), default=0)

@@ -22,6 +22,23 @@ FLAGS = ["--model.objective.surrogate=CISPO", "--model.optimizer=torch.optim.SGD
 FLAGS += ["--model.rewards=[OverlongPenalty, FormatReward]"]
 
 
+OWN = """
+from grpo_lightning import Reward, RewardResult
+
+def const(sample):
+    return 1.0
+
+class Around(Reward):
+    def __init__(self, inner: Reward) -> None:
+        super().__init__()
+
+    def score(self, samples):
+        return RewardResult([0.0] * len(samples))
+
+number = 3
+"""
+
+
 @pytest.fixture
 def model(grpo: Grpo, tmp_path: Path) -> Any:
     """Returns `model` of the whole configuration after BEFORE and some options, with short class names."""
@@ -58,7 +75,7 @@ def test_the_import_path_of_a_function_is_the_reward_that_calls_it(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_rewards.py").write_text("def const(sample):\n    return 1.0\n\n\nnumber = 3\n")
+    (tmp_path / "own_rewards.py").write_text(OWN)
     (tmp_path / "own.yaml").write_text(
         "model: {rewards: [own_rewards.const, {class_path: own_rewards.const, init_args: {name: second, weight: 0.5}}],"
         " validation: {judge: own_rewards.const}}"
@@ -72,6 +89,6 @@ def test_the_import_path_of_a_function_is_the_reward_that_calls_it(
     assert found["validation"]["judge"]["init_args"]["function"] == "own_rewards.const"
     (alone,) = model("--model.rewards=own_rewards.const")["rewards"]
     assert alone["init_args"]["function"] == "own_rewards.const"
-    gated = "[{class_path: Gated, init_args: {reward: FormatReward, gate: own_rewards.const}}]"
-    (one,) = model(f"--model.rewards={gated}")["rewards"]
-    assert one["init_args"]["gate"]["init_args"]["function"] == "own_rewards.const"
+    nested = "[{class_path: own_rewards.Around, init_args: {inner: own_rewards.const}}]"
+    (one,) = model(f"--model.rewards={nested}")["rewards"]
+    assert one["init_args"]["inner"]["init_args"]["function"] == "own_rewards.const"

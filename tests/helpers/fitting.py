@@ -99,6 +99,21 @@ class Exact(Reward):
         return RewardResult(values, statuses, answers)
 
 
+class Product(Reward):
+    """The product of the values of two rewards: one that has rewards inside it."""
+
+    def __init__(self, first: Reward, second: Reward, weight: float = 1.0, name: str | None = None) -> None:
+        super().__init__(weight, name)
+        self.parts = first, second
+        self.scores_early = first.scores_early and second.scores_early
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        first, second = (factor(samples) for factor in self.parts)
+        values = [left * right for left, right in zip(first.value, second.value, strict=True)]
+        statuses = [min(pair, key="ok".__eq__) for pair in zip(first.status, second.status, strict=True)]
+        return RewardResult(values, statuses, second.answer)
+
+
 @dataclass
 class Gradients(L.Callback):
     """The gradient of every parameter at every optimizer update, as the optimizer sees it, whole if it is sharded."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fitting import Exact
+from helpers.fitting import Exact, Product
 from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
-from grpo_lightning import FormatReward, FunctionReward, Gated, Reward, RewardResult, Scorer
+from grpo_lightning import FormatReward, FunctionReward, Reward, RewardResult, Scorer
 from grpo_lightning.rewards.length import OverlongPenalty
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
 
@@ -77,7 +77,7 @@ def rewards(module: Path) -> Iterator[Callable[[], list[Reward]]]:
             new := [
                 Exact(),
                 FunctionReward(f"{module}:graded", num_workers=3, weight=0.1),
-                Gated(FormatReward(pattern=".*boxed.*"), Exact(), weight=0.7),
+                Product(FormatReward(pattern=".*boxed.*"), Exact(), weight=0.7),
                 OverlongPenalty(3, weight=-0.3),
             ]
         )
@@ -97,7 +97,7 @@ def test_scores_and_counts_are_those_of_all_samples_at_once(rewards: Callable[[]
     together, apart = Scorer(rewards()), Scorer(rewards())
     expected = together(samples)
     with apart.begin() as scoring:
-        assert list(scoring.early) == ["exact", "graded", "gated"]
+        assert list(scoring.early) == ["exact", "graded", "product"]
         for one in coming[:5]:
             scoring.add(one)
         actual = scoring.scores(samples)
@@ -150,18 +150,16 @@ def test_a_sample_that_is_the_same_as_another_is_scored_too() -> None:
     assert reward.tally.num_samples == 2
 
 
-@pytest.mark.parametrize("around", [lambda inner: inner, lambda inner: Gated(inner, Exact())])
+@pytest.mark.parametrize("around", [lambda inner: inner, lambda inner: Product(inner, Exact())])
 def test_a_reward_that_is_in_the_list_twice_is_called_from_one_thread(around: Any) -> None:
     shared, alone = Early("shared"), Early("alone")
-    scorer = Scorer([Gated(shared, Exact(), name="a"), alone, around(shared)])
+    scorer = Scorer([Product(shared, Exact(), name="a"), alone, around(shared)])
     with scorer.begin() as scoring:
         assert list(scoring.early) == ["alone"]
 
 
-def test_a_reward_around_others_begins_early_if_all_of_them_do() -> None:
+def test_which_rewards_begin_early() -> None:
     assert FunctionReward.scores_early and not OverlongPenalty.scores_early
-    assert Gated(FormatReward(), Exact()).scores_early
-    assert not Gated(OverlongPenalty(3), Exact()).scores_early
 
 
 class Leaves(Early):

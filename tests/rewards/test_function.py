@@ -9,7 +9,7 @@ from types import FunctionType
 import pytest
 from helpers.waiting import LIMIT
 
-from grpo_lightning import FormatReward, FunctionReward, Gated, Scorer
+from grpo_lightning import FormatReward, FunctionReward, Scorer
 from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -144,8 +144,6 @@ def test_a_plain_function_is_a_reward(module, monkeypatch):
     assert [reward.name for reward in scorer.rewards] == ["sees"]
     assert scorer([sample("good")] * 2).total == [1.0, 1.0]
     scorer.close()
-    gated = Gated(reward=FormatReward(), gate=constant)  # type: ignore[arg-type]
-    assert isinstance(gated.gate, FunctionReward)
     assert Validation(judge=constant).judge.function == f"{__name__}:constant"  # type: ignore[arg-type, union-attr]
     assert Validation().judge is None
 
@@ -229,7 +227,6 @@ def test_an_async_function_is_awaited_and_a_failure_among_those_that_wait_togeth
 @pytest.mark.parametrize(("function", "concurrency"), [("longest", 1), ("longest_later", 3)])
 def test_a_function_of_samples_gets_those_of_a_prompt_together(module, function, concurrency):
     reward = FunctionReward(f"{module}:{function}", concurrency=concurrency)
-    gated = Gated(reward, FormatReward())
     asked = [Prompt(id, "Q", [1], Question(text, "")) for id, text in enumerate(["a", "raise", "b", "one number"])]
     # In any order, and with groups of different sizes.
     texts = ["xx", "x", "x", "xx", "xxx", "x", "x", "x", "xx"]
@@ -238,7 +235,7 @@ def test_a_function_of_samples_gets_those_of_a_prompt_together(module, function,
     errors, not_numbers = ["error"] * 2, ["not_a_number"] * 2
     assert result.status == ["ok", errors[0], "ok", errors[1], "ok", "ok", *not_numbers, "ok"]
     assert [value for value in result.value if not math.isnan(value)] == [1.0, 0.0, 1.0, 0.0, 1.0]
-    with Scorer([gated]).begin() as scoring:
+    with Scorer([reward]).begin() as scoring:
         assert not scoring.early  # it waits for the group
     assert (
         "it returned 1.0 (float) for 2 samples; return a list of as many numbers"

@@ -1,20 +1,15 @@
-"""Rewards for length: the overlong penalty, and the cosine of experiments/sick_runs."""
-
-import math
+"""The overlong penalty."""
 
 import pytest
 import torch
-from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 
-from experiments.sick_runs.cosine_length import CosineLength
 from grpo_lightning import FinishReason, Run, Sample, UsageError
 from grpo_lightning.rewards.length import OverlongPenalty
 
 
-def sample(length: int, text: str = "", truncated: bool = False) -> Sample:
-    """Its gold answer is 1."""
-    return Sample(prompts_of([3])[0], text, [7] * length, FinishReason.LENGTH if truncated else FinishReason.STOP)
+def sample(length: int) -> Sample:
+    return Sample(prompts_of([3])[0], "1", [7] * length, FinishReason.STOP)
 
 
 def penalty(length: int, **kwargs) -> float:
@@ -30,7 +25,7 @@ def test_numbers_of_dapos_eq_13(length, expected):
 
 
 def samples(*lengths: int) -> list[Sample]:
-    return [sample(length, "1") for length in lengths]
+    return [sample(length) for length in lengths]
 
 
 RUN = Run(torch.device("cpu"), tokenizer=None, max_new_tokens=30)
@@ -52,14 +47,6 @@ def test_its_lengths_are_by_default_the_runs():
 def test_a_cache_longer_than_the_run_allows_is_refused():
     with pytest.raises(UsageError, match="cache=31, max_length=30 of OverlongPenalty: give 31 or more"):
         OverlongPenalty(cache=31).setup(RUN)
-
-
-def test_the_cosine_of_the_experiment_has_the_values_of_the_paper():
-    reward = CosineLength(Exact(), right_short=2, right_long=1, wrong_short=-10, wrong_long=0, truncated=-10)
-    reward.setup(Run(torch.device("cpu"), tokenizer=None, max_new_tokens=20))
-    result = reward([sample(5, "#### 1"), sample(10, "#### 2"), sample(30, "?"), sample(30, "?", truncated=True)])
-    assert result.value == [pytest.approx(1 + (1 + math.sqrt(0.5)) / 2), pytest.approx(-5), 0, -10]  # cos(π/4)
-    assert result.status == ["ok", "ok", "no_answer", "no_answer"]
 
 
 def test_without_a_run_and_a_length_it_says_what_is_missing():

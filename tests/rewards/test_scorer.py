@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.fitting import Product
 from helpers.tiny import samples_of
 
-from grpo_lightning import Gated, Question, Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
+from grpo_lightning import Question, Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
 
 
 class Count(Reward):
@@ -40,7 +41,7 @@ def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
 def test_only_a_reward_that_compares_refuses_questions_without_a_gold_answer() -> None:
     asked = [Question("a", "1", "rows:1"), Question("b", " ", "rows:2")]
     comparing = Odd(RewardResult([]), name="b")
-    scorer = Scorer([Count("a"), Gated(Odd(RewardResult([])), comparing)])
+    scorer = Scorer([Count("a"), Product(Odd(RewardResult([])), comparing)])
     scorer.read_questions(asked)
     comparing.needs_answers = True
     scorer.read_questions(asked[:1])

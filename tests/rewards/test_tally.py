@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fitting import Digits, Echo, fit
+from helpers.fitting import Digits, Echo, Product, fit
 from helpers.tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning import DynamicSampling, Gated, GroupFilter, Reward, RewardFailure, Scorer
+from grpo_lightning import DynamicSampling, GroupFilter, Reward, RewardFailure, Scorer
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.types import FinishReason, Question, Sample
@@ -57,7 +57,7 @@ def test_one_line_per_step_not_per_sample(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize(
-    "around", [lambda inner: Gated(inner, Fails(name="b")), lambda inner: Gated(Fails(name="b"), inner)]
+    "around", [lambda inner: Product(inner, Fails(name="b")), lambda inner: Product(Fails(name="b"), inner)]
 )
 def test_a_reward_inside_another_tells_its_own_failures(around: Any, caplog: pytest.LogCaptureFixture) -> None:
     scorer = Scorer([around(Fails(name="inner"))], max_failed=1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fitting import Digits, EarlyDigits, Echo, fit, scalars
+from helpers.fitting import Digits, EarlyDigits, Echo, Product, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
-from grpo_lightning import Explorer, FormatReward, Gated, RewardResult, Sampling, Scorer, ScriptedEngine
+from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.training.data import PromptBatch, TaskData
@@ -33,7 +33,7 @@ def evaluation(*texts: str, rewards: Sequence[Reward], correct: str | None = Non
 
 
 def computed(evaluation: Evaluation) -> dict[str, float]:
-    return {name: float(metric.compute()) for name, metric in evaluation.metrics.items()}  # type: ignore[operator]
+    return {name: float(metric.compute()) for name, metric in evaluation.metrics.items()}
 
 
 def test_padding_prompts_do_not_count() -> None:
@@ -183,7 +183,7 @@ def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) ->
         (FormatReward, lambda: FunctionReward("a.b"), False),
         (lambda: FormatReward("a"), FormatReward, False),
         (lambda: FunctionReward("a.b"), lambda: FunctionReward("a.c"), False),
-        (lambda: Gated(Digits(), Digits()), lambda: Gated(Digits(), Digits()), False),  # nothing to be sure of
+        (lambda: Product(Digits(), Digits()), lambda: Product(Digits(), Digits()), False),  # nothing to be sure of
     ],
 )
 def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:

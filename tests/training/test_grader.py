@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.fitting import Digits, Echo, Steps, fit, resumes_exactly, scalars
 
-from grpo_lightning import FunctionReward, Gated, RewardResult
+from grpo_lightning import FunctionReward, RewardResult
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.training.data import TaskData
@@ -161,4 +161,3 @@ def test_resumes_exactly_with_a_grader(tmp_path: Path) -> None:
 def test_which_graders_are_cheap() -> None:
     waits, plain = FunctionReward("a.b", concurrency=4), FunctionReward("a.b")
     assert plain.grades_cheaply and not waits.grades_cheaply
-    assert Gated(Digits(), HasDigit()).grades_cheaply and not Gated(Digits(), CostlyHasDigit()).grades_cheaply

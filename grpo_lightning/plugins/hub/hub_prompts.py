@@ -49,8 +49,9 @@ class HubPrompts(Table):
         try:
             rows = datasets.load_dataset(self.id, self.config, split=given, revision=self.revision)
         except (ConnectionError, datasets.exceptions.DatasetsError, ValueError) as error:
-            which = f"config={self.config!r}, {split}={given!r}, revision={self.revision!r}"
-            fault = f"data.task.id={self.id!r} ({which}) could not be loaded: {error.__cause__ or error}"
-            fix = "fix the name, or download it first if this machine is offline"
-            raise UsageError(f"{fault}: {fix}") from error
+            raise UsageError(
+                f"data.task.id={self.id!r} (config={self.config!r}, {split}={given!r}, revision={self.revision!r}) "
+                f"could not be loaded: {error.__cause__ or error}: fix the name, or download it first if this machine "
+                "is offline"
+            ) from error
         return f"{self.id}/{given}", f"{self.id}/{given}", enumerate(rows, 1)

@@ -143,8 +143,9 @@ class StepCheckpoint(ModelCheckpoint):
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         is_first = name not in self._heard
         self._heard.add(name)
-        message = "Ctrl-C: this step will be finished and saved; press it again to stop at once"
-        message = message if is_first else f"Ctrl-C again: stopped at once; {self.saved}"
+        message = f"Ctrl-C again: stopped at once; {self.saved}"
+        if is_first:
+            message = "Ctrl-C: this step will be finished and saved; press it again to stop at once"
         if name == "Ctrl-C" and getattr(rank_zero_only, "rank", 0) in (0, None):
             os.write(2, f"\n{message}\n".encode())  # `print` cannot be used: it may be what was interrupted
         if name == "Ctrl-C" and not is_first:

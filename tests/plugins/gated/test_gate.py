@@ -9,7 +9,18 @@ import torch
 from helpers.fitting import Exact
 from helpers.tiny import samples_of
 
-from grpo_lightning import FormatReward, Gated, Reward, RewardResult, Run, Scorer, Scores, Segment
+from grpo_lightning import (
+    FormatReward,
+    FunctionReward,
+    Gated,
+    OverlongPenalty,
+    Reward,
+    RewardResult,
+    Run,
+    Scorer,
+    Scores,
+    Segment,
+)
 from grpo_lightning.types import Question, Sample, UsageError
 
 
@@ -87,6 +98,21 @@ def test_both_check_their_own_part():
     scorer.stop_if_broken()
     assert gate.calls == ["{'ok': 2, 'timeout': 2}"]
     assert inner.calls == ["{'no_match': 2, 'ok': 2}"]
+
+
+def test_it_scores_early_and_grades_cheaply_if_both_do() -> None:
+    assert Gated(FormatReward(), Exact()).scores_early
+    assert not Gated(OverlongPenalty(3), Exact()).scores_early
+    waits = FunctionReward("a.b", concurrency=4)
+    assert Gated(FormatReward(), Exact()).grades_cheaply and not Gated(FormatReward(), waits).grades_cheaply
+
+
+def constant(sample: Sample) -> float:
+    return 0.25
+
+
+def test_a_plain_function_may_be_the_gate() -> None:
+    assert isinstance(Gated(FormatReward(), constant).gate, FunctionReward)  # type: ignore[arg-type]
 
 
 class Learns(Says):

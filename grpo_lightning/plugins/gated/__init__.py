@@ -1,0 +1,1 @@
+"""Rewards that count only where another reward is high enough."""
