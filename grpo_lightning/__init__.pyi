@@ -21,10 +21,8 @@ from grpo_lightning.grpo.step import Parts as Parts
 from grpo_lightning.grpo.step import Step as Step
 from grpo_lightning.grpo.update import Watcher as Watcher
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
-from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
 from grpo_lightning.maths.advantages import GroupStd as GroupStd
-from grpo_lightning.maths.advantages import LeaveOneOut as LeaveOneOut
 from grpo_lightning.maths.advantages import NoBaseline as NoBaseline
 from grpo_lightning.maths.advantages import Sign as Sign
 from grpo_lightning.maths.corrections import Correction as Correction
@@ -215,12 +213,14 @@ from grpo_lightning.maths.prepared import gathered as gathered
 from grpo_lightning.maths.prepared import rank_in_step as rank_in_step
 from grpo_lightning.plugins.hub.hub_prompts import HubPrompts as HubPrompts
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy as AdaptiveEntropy
+from grpo_lightning.plugins.methods.batch_std import BatchStd as BatchStd
 from grpo_lightning.plugins.methods.cispo import CISPO as CISPO
 from grpo_lightning.plugins.methods.dppo import DPPO as DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO as GMPO
 from grpo_lightning.plugins.methods.group_token_mean import GroupTokenMean as GroupTokenMean
 from grpo_lightning.plugins.methods.gspo_token import SequenceClippedToken as SequenceClippedToken
 from grpo_lightning.plugins.methods.importance_weighted import ImportanceWeighted as ImportanceWeighted
+from grpo_lightning.plugins.methods.leave_one_out import LeaveOneOut as LeaveOneOut
 from grpo_lightning.plugins.methods.maxrl import MaxRL as MaxRL
 from grpo_lightning.plugins.methods.objective_plateau import ObjectivePlateau as ObjectivePlateau
 from grpo_lightning.plugins.methods.vespo import VESPO as VESPO

@@ -72,35 +72,6 @@ class GroupMean(AdvantageEstimator):
         return centred(reward, group, num_groups)[0]
 
 
-class LeaveOneOut(AdvantageEstimator):
-    """RLOO: Â_i = r_i - mean of the others' r_j, which is G/(G-1) (r_i - mean(r)) (arXiv 2402.14740, Sec. 2.2).
-
-    The baseline does not depend on the completion itself, so the gradient is unbiased. A group of one gets 0.
-    """
-
-    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        deviation, count = centred(reward, group, num_groups)
-        return deviation * (count / (count - 1).clamp(min=1))[group]
-
-
-class BatchStd(AdvantageEstimator):
-    """REINFORCE++ with baseline: Â_i = (r_i - mean(r) of the group) / (std of these differences over the batch + eps).
-
-    The scale is normalised, but easy and hard prompts keep their proportion. The batch is the exploration step of all
-    ranks; the differences have mean 0 (arXiv 2501.03262, Sec. 3).
-
-    Args:
-        advantage_eps: Added to the population standard deviation.
-    """
-
-    def __init__(self, advantage_eps: float = 1e-6) -> None:
-        at_least("advantage_eps", advantage_eps, 0, type(self).__name__)
-        self.advantage_eps = advantage_eps
-
-    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        return over_batch(centred(reward, group, num_groups)[0], self.advantage_eps)
-
-
 class NoBaseline(AdvantageEstimator):
     """REINFORCE: Â_i = r_i (Williams 1992).
 
@@ -138,11 +109,6 @@ def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Ten
     count = segment_sum(torch.ones_like(reward), group, num_groups)
     mean = segment_sum(reward, group, num_groups) / count.clamp(min=1)
     return torch.where(has_spread(reward, group, num_groups)[group], reward - mean[group], 0.0), count
-
-
-def over_batch(deviation: Tensor, advantage_eps: float) -> Tensor:
-    """[B] numbers of mean 0 divided by their population standard deviation."""
-    return quotient(deviation, deviation.square().mean().sqrt() + advantage_eps)
 
 
 def quotient(deviation: Tensor, scale: Tensor) -> Tensor:

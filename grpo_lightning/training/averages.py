@@ -65,11 +65,9 @@ def resume_trained_weights(trainer: L.Trainer, checkpoint: dict[str, Any]) -> No
 
 def copied_weights(module: Any, without: Sequence[str], memo: dict[int, Any]) -> Any:
     """A deep copy of a module's weights and submodules, but for those `without`; whatever else it has stays shared."""
-    kind: Any = type(module)
-    copied = kind.__new__(kind)
+    copied: Any = object.__new__(type(module))
     memo[id(module)] = copied
-    copied.__dict__.update(module.__getstate__())
-    modules = {name: child for name, child in module.named_children() if name not in without}
-    copied.__dict__["_modules"] = copy.deepcopy(modules, memo)
-    copied.__dict__.update({name: copy.deepcopy(module.__dict__[name], memo) for name in TENSORS_AND_HOOKS})
+    own_state = {name: vars(module)[name] for name in TENSORS_AND_HOOKS}
+    own_state["_modules"] = {name: child for name, child in module.named_children() if name not in without}
+    copied.__dict__ |= module.__getstate__() | copy.deepcopy(own_state, memo)
     return copied

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut
+from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean, GroupStd
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TokenMask, Truncated
@@ -31,12 +31,14 @@ from grpo_lightning.maths.weightings import (
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.methods.batch_std import BatchStd
 from grpo_lightning.plugins.methods.cispo import CISPO
 from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.group_token_mean import GroupTokenMean
 from grpo_lightning.plugins.methods.gspo_token import SequenceClippedToken
 from grpo_lightning.plugins.methods.importance_weighted import ImportanceWeighted
+from grpo_lightning.plugins.methods.leave_one_out import LeaveOneOut
 from grpo_lightning.plugins.methods.off_policy_mask import OffPolicyMask
 from grpo_lightning.plugins.methods.per_reward_std import PerRewardStd
 from grpo_lightning.plugins.methods.sapo import SAPO

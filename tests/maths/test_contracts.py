@@ -50,11 +50,11 @@ def shuffled(count: int, seed: int) -> list[int]:
 
 INVARIANT, EQUIVARIANT = "invariant", "equivariant"
 SCALING = {
-    advantages.BatchStd: INVARIANT,
     advantages.GroupMean: EQUIVARIANT,
     advantages.GroupStd: INVARIANT,
-    advantages.LeaveOneOut: EQUIVARIANT,
     advantages.NoBaseline: EQUIVARIANT,
+    optional("BatchStd"): INVARIANT,
+    optional("LeaveOneOut"): EQUIVARIANT,
     optional("PerRewardStd"): INVARIANT,
     optional("MaxRL"): INVARIANT,
     optional("NoAdvantage"): INVARIANT,

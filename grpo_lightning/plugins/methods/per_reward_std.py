@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths.advantages import GroupStd, over_batch
+from grpo_lightning.maths.advantages import GroupStd
 from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.reward_batch import RewardBatch, weighted_sum
+from grpo_lightning.plugins.methods.batch_std import over_batch
 
 
 class PerRewardStd(GroupStd):
