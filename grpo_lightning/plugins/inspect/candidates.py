@@ -136,6 +136,7 @@ def _seen(rollouts: Rollouts, numbers: list[Any], index: int, objective: Objecti
     row = torch.tensor([index])
     tokens, one = take(row, rollouts.lengths), rollouts.select(row)
     logp, entropy, divergence = (values if values is None else values[tokens] for values in numbers)
+    assert logp is not None and entropy is not None
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
         # A divergence of whole distributions has no gradient by the drawn token's log-prob alone: it is in no push.
