@@ -272,7 +272,7 @@ class Comparison:
             return (
                 conversion(answer, gold) if self.convert_units and self.question_words and not question_unit else None
             )
-        above, answer_above = ([name for name, power in unit if power > 0] for unit in (expected_unit, answer))
+        above, answer_above = ([factor for factor in unit if factor[1] > 0] for unit in (expected_unit, answer))
         is_spoken = all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
         return Fraction(1) if above == answer_above and is_spoken else None  # `miles` for `miles per day`
 
