@@ -157,7 +157,8 @@ def is_true(form: Form) -> bool:
         inner = {node[0] for node in nodes(link)}
         if link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol":
             return False  # `m = 6n = 7`
-        if not (symbols(link) or inner & WHOLES - {"base"} or equal(link, value) or is_close(link, value, True)):
+        is_open = "pm" in inner or symbols(link)
+        if not (is_open or inner & WHOLES - {"base"} or equal(link, value) or is_close(link, value, True)):
             return False
     return form.close is None or is_close(value, form.close, False)
 
