@@ -35,7 +35,7 @@ class Form:
 def form_of(claim: Claim, question_keys: frozenset[Node] | None = None) -> Form | None:
     r"""The normal form of a claim; None if its items do not belong together, or one of them is false.
 
-    The formulas `asked` for in the question may be names, as may `m + n`. If `asked` is None, only names may.
+    The formulas of the question, `question_keys`, may be names, as may `m + n`. If there are none, only names may.
     """
     items, domain, excluded = _scoped(claim)
     if "where" in claim.joins and not (domain or excluded):
@@ -83,8 +83,7 @@ def _in_one_unit(items: tuple[Item, ...]) -> tuple[Item, ...]:
     first, total = items[0], Fraction()
     for item in items:
         factor, value = conversion(item.unit, first.unit), literal(item.chain[2][0])
-        is_part = bool(item.unit)
-        if factor is None or value is None or not is_part:
+        if factor is None or value is None or not item.unit:
             return items
         total += factor * value
     return (replace(first, chain=("chain", (), (("number", total, None),))),)
@@ -232,7 +231,7 @@ def simple(value: Node, gold: Node) -> Node:
     value = _multiplied(value, 3 if is_tuple and len(gold) == 6 else 2)
     if gold[0] == "matrix" and value[0] == "group" and len(value) > 4:  # `[[1, 2], [3, 4]]`, or a column as `[1, 2]`
         rows = [row[3:] if row[0] == "group" else (row,) for row in value[3:]]
-        return ("matrix", *(rows if len(gold) > 2 or len(rows[0]) > 1 else [value[3:]]))
+        return ("matrix", *rows)
     if is_tuple and value[0] == "matrix" and (len(value) == 2 or all(len(row) == 1 for row in value[1:])):
         return ("group", "(", ")", *(value[1] if len(value) == 2 else (row[0] for row in value[1:])))
     if is_tuple and value[0] == "mul" and value[1][0] == "symbol" and value[2][:3] == ("group", "(", ")"):
@@ -252,7 +251,7 @@ def _multiplied(tree: Node, size: int) -> Node:
     factor = children[0] if kind == "mul" else ("neg", _ONE) if kind == "neg" else ("div", _ONE, children[1])
     if inner[0] == "matrix":
         return ("matrix", *(tuple(_worked_out(("mul", factor, child)) for child in row) for row in inner[1:]))
-    is_tuple = inner[:3] == ("group", "(", ")") and len(inner) > 4 and not symbols(factor)
+    is_tuple = inner[:3] == ("group", "(", ")") and not symbols(factor)
     if not is_tuple or (exact(factor) or Fraction(1, 2)).denominator == 1:  # but `2(1, 3)` is unfinished
         return tree
     return (*inner[:3], *(_worked_out(("mul", factor, child)) for child in inner[3:]))

@@ -37,13 +37,13 @@ from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
-_ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
+_ROUNDED = word_set("round nearest approximat closest estimat decimal about tenth hundredth")
 _VERDICTS = word_set("yes no true false")
 _NOTHING = (("chain", (), (("set",),)),)
-_DEGREES = frozenset(["degree", "celsius", "fahrenheit", "radian"])
+_DEGREES = word_set("degree celsius fahrenheit radian")
 _SIGNS = ("degree", "percent")
 _CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")  # names that a constant of integration has
-_ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
+_ARTICLES = word_set("the a an on in it it's is be will")
 
 
 def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
@@ -86,8 +86,8 @@ class Comparison:
         finished: bool = True,
     ) -> None:
         self.question, self.percent, self.convert_units, self.finished = problem, percent, convert_units, finished
-        self.known = question.words_of(problem)
-        self.asked = question.formulas_of(problem).keys | ({("known",)} if self.known else set())
+        self.question_words = question.words_of(problem)
+        self.question_keys = question.formulas_of(problem).keys | ({("known",)} if self.question_words else set())
         self.is_ordered = ordered_lists or question.wants(problem, "order")
         self.counter = ""  # of the families that are compared: k of `k \pi`
         self.allowed: frozenset[str] = frozenset()
@@ -106,7 +106,7 @@ class Comparison:
         if is_verdict and _VERDICTS.isdisjoint(words) and not changes(words[1:]):
             return EQUAL  # `No, 57 = 3 \cdot 19`
         try:
-            gold_claim = read_claim(gold, self.known)
+            gold_claim = read_claim(gold, self.question_words)
         except Unreadable:
             return UNPARSEABLE
         self.allowed = finished.allowed(
@@ -115,8 +115,6 @@ class Comparison:
         self.claims = [gold_claim]
         for claim in self.readings(gold_claim, answer):
             self.claims[1:] = [claim]
-            if self.is_other_name(form_of(gold_claim), form_of(claim)):
-                return DIFFERENT
             if self.same(gold_claim, claim):
                 wants_work = self.finished and self.question
                 return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
@@ -128,12 +126,12 @@ class Comparison:
         is_asked = right_side and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
         for text in (answer, right_side) if is_asked else (answer,):
             try:
-                yield self._without_modulus(gold, read_claim(text, self.known))
+                yield self._without_modulus(gold, read_claim(text, self.question_words))
                 break
             except (Unreadable, RecursionError):
                 continue
         is_value = len(gold.items) == 1 and gold.items[0].chain[2][-1][0] != "words"
-        if is_value and (sentence := read_sentence(answer, self.known, self.question)):
+        if is_value and (sentence := read_sentence(answer, self.question_words, self.question)):
             yield sentence
 
     def _without_modulus(self, gold: Claim, answer: Claim) -> Claim:
@@ -144,7 +142,7 @@ class Comparison:
             return answer
         operands = [*(item.chain[2][-1] for item in answer.items[:-1]), last[1]]
         modulus, values = literal(last[2]), [literal(operand) for operand in operands]
-        numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.known else set())
+        numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.question_words else set())
         if modulus not in numbers or not all(value is not None and 0 <= value < modulus for value in values):
             return answer
         return Claim(tuple(Item(("chain", (), (operand,))) for operand in operands), answer.joins)
@@ -163,7 +161,7 @@ class Comparison:
             is_text = inside[0] != "choice" or offered is None or self.same(offered, inside[2])
             return is_text and (gold_letter == letter if gold_letter or not offered else self.same(gold, offered))
         is_relation = len(gold.items) == 1 and gold.items[0].chain[1]
-        left, right = form_of(gold), form_of(answer, None if is_relation else self.asked)
+        left, right = form_of(gold), form_of(answer, None if is_relation else self.question_keys)
         if left is None or right is None or "trailing" in right.joins - left.joins:
             return False
         if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
@@ -173,15 +171,7 @@ class Comparison:
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
         names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
         self.counter = names[0] if is_family and len(names) == 1 else ""
-        return self.same_form(left, _with_names(left, right, _CONSTANTS - self.known))
-
-    def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
-        """Whether the answer is named, and the question has this variable but asks for another one."""
-        if gold is None or answer is None:
-            return False
-        wanted_names = question.variables_of(self.question)
-        is_variable = len(answer.names) == 1 and all(len(name) == 1 and name in self.question for name in answer.names)
-        return not gold.names and is_variable and bool(wanted_names) and wanted_names.isdisjoint(answer.names)
+        return self.same_form(left, _with_names(left, right, _CONSTANTS - self.question_words))
 
     def _offered(self, letter: str) -> Claim | None:
         """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""
@@ -211,8 +201,7 @@ class Comparison:
         if factor is None or (all(names) and names[0].isdisjoint(names[1]) and _bare(gold).isdisjoint(_bare(answer))):
             return factor is not None and is_equation and self.same_relation(*chains)
         is_span = span_of(gold.value) and span_of(value)
-        is_copy = not self.known and value[0] == "chain" and value[2][0][0] == "abs"  # `|x| < 3`
-        if "chain" in (gold.value[0], value[0]) and (not is_span or is_copy):
+        if "chain" in (gold.value[0], value[0]) and not is_span:
             return (is_equation or gold.value[0] == "chain") and self.same_relation(*chains)
         if not self._is_kind(gold.item, gold.value, answer.item, value) or not self._is_one_value(gold, answer):
             return False
@@ -254,15 +243,10 @@ class Comparison:
         ):  # roots `x_1`, `x_2`
             pair = ("list", *values), values_only
             return self.same_members(*(pair if is_gold else pair[::-1]))
-        values_of_other = (
-            values_only[3:]
-            if values_only[:3] == ("group", "(", ")")
-            else values_only[1:]
-            if values_only[0] in ("list", "both")
-            else ()
-        )
-        golds, answers = (values, values_of_other) if is_gold else (values_of_other, values)
-        return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
+        bare_values = values_only[3:] if values_only[0] == "group" else values_only[1:]
+        is_plain = values_only[0] in ("list", "both") or values_only[:3] == ("group", "(", ")")
+        golds, answers = (values, bare_values) if is_gold else (bare_values, values)
+        return is_plain and len(golds) == len(answers) and all(map(self.same_part, golds, answers))
 
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
         """Whether an answer names one value: its links and its rounding agree with it, and no name is in it."""
@@ -285,11 +269,12 @@ class Comparison:
         if expected_unit == answer or is_angle or any(unit_names <= LOOSE for unit_names in names):
             return Fraction(1)
         if gold:
-            return conversion(answer, gold) if self.convert_units and self.known and not question_unit else None
-        above = [tuple((name, power) for name, power in unit if power > 0) for unit in (expected_unit, answer)]
-        is_rate = above[0] == above[1]  # `miles` for `miles per day`
+            return (
+                conversion(answer, gold) if self.convert_units and self.question_words and not question_unit else None
+            )
+        above, answer_above = ([factor for factor in unit if factor[1] > 0] for unit in (expected_unit, answer))
         is_spoken = all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
-        return Fraction(1) if is_rate and is_spoken else None
+        return Fraction(1) if above == answer_above and is_spoken else None  # `miles` for `miles per day`
 
     def _is_kind(self, gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
         """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
@@ -321,7 +306,7 @@ class Comparison:
 
     def _same_value(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
         kinds = gold[0], answer[0]
-        if "base" in self.known and {*kinds} == {"base", "number"}:
+        if "base" in self.question_words and {*kinds} == {"base", "number"}:
             base = gold[2] if gold[0] == "base" else answer[2]
             based = [("base", str(node[1]), base) for node in (gold, answer)]
             if base in question.numbers_of(self.question) and None not in map(exact, based):
@@ -350,7 +335,7 @@ class Comparison:
         return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def is_open(self, answer: Node, may_stay: Set[str] = frozenset()) -> bool:
-        """Whether an operation remains in an answer that neither the gold answer nor `kept` has."""
+        """Whether an operation remains in an answer that neither the gold answer has nor `may_stay`."""
         return self.finished and not finished.unfinished(answer) <= self.allowed | may_stay
 
     def _same_number(self, number: Fraction, value: Fraction, gold: Node, answer: Node) -> bool:
@@ -378,7 +363,7 @@ class Comparison:
 
     def same_whole(self, gold: Node, answer: Node) -> bool:
         """Whether two compound values are equal: tuples, intervals, sets, matrices and others."""
-        kind, children, answer_children = gold[0], gold[1:], answer[1:]
+        kind = gold[0]
         if "record" in (kind, answer[0]):
             return self.same_records(gold, answer)
         if is_only_span(gold) or is_only_span(answer):
@@ -393,24 +378,17 @@ class Comparison:
             (gold_half, gold_clock), (half, clock) = _clock(gold), _clock(answer)
             return gold_half in ("", half) and gold_clock == clock
         if kind == "ratio" and answer[0] != "ratio":
-            values = [literal(child) or Fraction() for child in children]
+            values = [literal(child) or Fraction() for child in gold[1:]]
             return bool(len(values) == 2 and values[1] and values[0] / values[1] == literal(answer))
         if kind == answer[0] == "cases":
             pairs = _rows(gold), _rows(answer)
             return len(pairs[0]) == len(pairs[1]) and all(
                 any(self.same_value(a, b) and self.same_spans(s, t) for b, t in pairs[1]) for a, s in pairs[0]
             )
-        if kind == answer[0] == "matrix":
-            rows = [[len(row) for row in children], [len(row) for row in answer_children]]
-            children, answer_children = (
-                tuple(chain(*children)),
-                tuple(chain(*answer_children)) if rows[0] == rows[1] else (),
-            )
-        if kind == "group":
-            children, answer_children = gold[3:], answer[3:] if gold[1:3] == answer[1:3] else ()
         if kind != answer[0] or kind in ("numbers", "dots", "base", "builder"):
             return gold == answer
-        return len(children) == len(answer_children) and all(map(self.same_part, children, answer_children))
+        (shape, members), (answer_shape, answer_members) = _shaped(gold), _shaped(answer)
+        return shape == answer_shape and all(map(self.same_part, members, answer_members))
 
     def same_spans(self, gold: Span, answer: Span) -> bool:
         """Whether two sets of real numbers are equal, and have the same variable if both name one."""
@@ -490,6 +468,14 @@ def _texts(tree: Node) -> list[str]:
     cuts = [index for index, word in enumerate(words) if word == "is"] if not changes(words) else []
     texts = [words, *(words_beside for cut in cuts for words_beside in (words[:cut], words[cut + 1 :]))]
     return [" ".join(dropwhile(_ARTICLES.__contains__, text[:-1])) + f" {text[-1]}" for text in texts if text]
+
+
+def _shaped(tree: Node) -> tuple[tuple[Any, ...], Node]:
+    """The brackets of a tuple or the lengths of a matrix' rows, with the number of members; and the members."""
+    if tree[0] == "matrix":
+        return tuple(map(len, tree[1:])), tuple(chain(*tree[1:]))
+    start = 3 if tree[0] == "group" else 1
+    return (*tree[1:start], len(tree)), tree[start:]
 
 
 def _clock(tree: Node) -> tuple[str, tuple[Fraction, ...]]:

@@ -120,7 +120,7 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool
     good: list[Point] = []
     operands = ("add", gold, answer)
     for point in _integers(operands) if in_integers else _points(operands):
-        verdict = _agree_at(gold, answer, point, is_complex, in_integers)
+        verdict = _agree_at(gold, answer, point, is_complex)
         if verdict is False:
             return False
         good += [point] if verdict else []
@@ -131,12 +131,12 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool
     return len(good) >= MIN_POINTS and verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts
 
 
-def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool, in_integers: bool) -> bool | None:
+def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool) -> bool | None:
     """Whether two formulas agree at a point; None if neither has a value there, or one is too large to tell."""
     (left, left_is_real), (right, right_is_real) = _fast_value(gold, point), _fast_value(answer, point)
     is_real = is_complex or (left_is_real and right_is_real)
     if left is None or right is None:
-        is_open = left is right or not is_real or (in_integers and min(point.values()) < 0)
+        is_open = left is right or not is_real
         is_open = is_open or _differ(gold, answer, point) is not None  # too large for floating point only
         return None if is_open else False
     if is_real:
@@ -213,8 +213,7 @@ def _integers(tree: Node) -> Iterator[Point]:
     """Points of integers: most of them small, some negative, some large."""
     names = sorted(symbols(tree))
     grows = any(
-        node[0] == "fact" or node[1:2] in (("binom",), ("!!",)) or (node[0] == "pow" and symbols(node[2]))
-        for node in nodes(tree)
+        node[0] == "fact" or node[1:2] == ("binom",) or (node[0] == "pow" and symbols(node[2])) for node in nodes(tree)
     )
     rng = random.Random(0)
     ranges = [(0, 8 + index) if index % 4 else (0, 150 if grows else 10**4) for index in range(NUM_POINTS)]
@@ -223,12 +222,12 @@ def _integers(tree: Node) -> Iterator[Point]:
 
 
 def _is_about_integers(gold: Node) -> bool:
-    r"""Whether the gold answer is for integers only: `(-1)^n`, `n!!`, `\lfloor n/2 \rfloor`, `\cos n\pi`."""
+    r"""Whether the gold answer is for integers only: `(-1)^n`, `\lfloor n/2 \rfloor`, `\cos n\pi`."""
     for node in nodes(gold):
         name = node[1] if node[0] == "call" else node[0]
         is_alternating = name == "pow" and symbols(node[2]) and (literal(node[1]) or 0) < 0
         is_periodic = name in ("sin", "cos", "tan") and ("constant", "pi") in nodes(node)
         is_counted = (name in ROUNDED or is_periodic) and symbols(node) and symbols(node) <= _COUNTERS
-        if is_alternating or is_counted or name in ("!!", "gcd", "lcm"):
+        if is_alternating or is_counted or name in ("gcd", "lcm"):
             return True
     return False

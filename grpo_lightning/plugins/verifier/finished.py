@@ -9,10 +9,11 @@ from grpo_lightning.plugins.verifier import question
 from grpo_lightning.plugins.verifier.forms import addends, factors, normal, whole
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
+from grpo_lightning.plugins.verifier.words import word_set
 
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
 _LARGEST = 10**6  # largest power that must be written out
-_KEPT = ("ln", "log", "lg", "log_", "root", "pow")  # functions of numbers that stay, unless their value is a fraction
+_STAYING = word_set("ln log lg log_ root pow")  # functions of numbers that stay, unless their value is a fraction
 _TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 
 
@@ -63,7 +64,7 @@ def num_terms(tree: Node) -> int:
 def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
     """Yields what can be computed in a number: a function, a root or a power with a rational value, `1/i`."""
     name = node[1] if node[0] == "call" else node[0]
-    if name in _KEPT:
+    if name in _STAYING:
         if _I in nodes(node[2]):
             yield f"complex {name}"
         if literal(node) is None and _is_rational(node):

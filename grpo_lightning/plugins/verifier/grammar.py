@@ -38,7 +38,7 @@ _MEANINGS: dict[str | None, Node] = {
 _OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")  # say nothing before an answer
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _END = Token("end", "")
-_NESTING = dict.fromkeys(("(", "[", "{", r"\{"), 1) | dict.fromkeys((")", "]", "}", r"\}"), -1)
+_NESTING = dict.fromkeys(word_set(r"( [ { \{"), 1) | dict.fromkeys(word_set(r") ] } \}"), -1)
 _OVER, _UNION, _RATIO, _SUM, _PRODUCT = range(5)
 
 
@@ -58,21 +58,27 @@ def signed(sign: str, node: Node) -> Node:
     return ("pm", 1 if sign == "pm" else -1, node) if sign in ("pm", "mp") else node
 
 
+def _pair(*kind: str) -> Callable[[Node, Node], Node]:
+    """Builds a node of two parts."""
+    return lambda a, b: (*kind, a, b)
+
+
+def _term(sign: str) -> Callable[[Node, Node], Node]:
+    """Builds a sum with one term more, which has this sign."""
+    return lambda a, b: _add(a, signed(sign, b))
+
+
 _INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {  # the precedence of each operator, what it builds
-    "over": (_OVER, lambda a, b: ("div", a, b)),
-    "choose": (_OVER, lambda a, b: ("call", "binom", a, b)),
-    "cup": (_UNION, lambda a, b: ("union", a, b)),
-    "cap": (_UNION, lambda a, b: ("meet", a, b)),
-    "setminus": (_UNION, lambda a, b: ("minus", a, b)),
+    "over": (_OVER, _pair("div")),
+    "choose": (_OVER, _pair("call", "binom")),
+    "cup": (_UNION, _pair("union")),
+    "cap": (_UNION, _pair("meet")),
+    "setminus": (_UNION, _pair("minus")),
     ":": (_RATIO, _joined("ratio")),
-    "+": (_SUM, _add),
-    "-": (_SUM, lambda a, b: _add(a, signed("-", b))),
-    "pm": (_SUM, lambda a, b: _add(a, signed("pm", b))),
-    "mp": (_SUM, lambda a, b: _add(a, signed("mp", b))),
-    "*": (_PRODUCT, lambda a, b: ("mul", a, b)),
-    "/": (_PRODUCT, lambda a, b: ("div", a, b)),
-    "mod": (_PRODUCT, lambda a, b: ("call", "mod", a, b)),
-    "bmod": (_PRODUCT, lambda a, b: ("call", "mod", a, b)),
+    **{sign: (_SUM, _term(sign)) for sign in ("+", "-", "pm", "mp")},
+    "*": (_PRODUCT, _pair("mul")),
+    "/": (_PRODUCT, _pair("div")),
+    **{name: (_PRODUCT, _pair("call", "mod")) for name in ("mod", "bmod")},
 }
 _AROUND: dict[str, tuple[str, tuple[str, ...]]] = {  # what closes a bracket that is a function, and the node
     "|": ("|", ("abs",)),
@@ -82,10 +88,10 @@ _AROUND: dict[str, tuple[str, tuple[str, ...]]] = {  # what closes a bracket tha
 }
 _COMMANDS: dict[str, Node] = {"frac": ("div",), "binom": ("call", "binom")}  # commands of two arguments
 _CONSTANTS: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
-_ACCENTS = ("overline", "vec", "hat", "dot", "ddot", "tilde", "angle", "triangle", "measuredangle")
-_FACTORS = (*_COMMANDS, *_ACCENTS, "sqrt", "lfloor", "lceil", "infty", "(", "{", "begin pmatrix", "begin bmatrix")
+_ACCENTS = word_set("overline vec hat dot ddot tilde angle triangle measuredangle")
+_FACTORS = word_set("sqrt lfloor lceil infty ( {").union(_COMMANDS, _ACCENTS, ["begin pmatrix", "begin bmatrix"])
 """What begins a factor of a product without a sign, beside numbers and symbols."""
-_MATRICES = ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "Bmatrix", "smallmatrix")
+_ROWS = word_set("pmatrix bmatrix matrix array vmatrix Bmatrix smallmatrix cases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ class Claim:
 def read_claim(text: str, question_words: frozenset[str] = frozenset(), brackets: bool = True) -> Claim:
     """The claim of an answer, with `brackets` as for `tokenize`; raises `Unreadable` if it is none or more than one.
 
-    The `known` words may follow a number because the question has them.
+    The question's words may follow a number because the question has them.
     """
     return parse(in_digits(tokenize(text, brackets)), question_words)
 
@@ -142,7 +148,7 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[Token], question_words: frozenset[str]) -> None:
-        self.tokens, self.known, self.position, self.depth = tokens, question_words, 0, 0
+        self.tokens, self.question_words, self.position, self.depth = tokens, question_words, 0, 0
         self.stops: tuple[str, ...] = ()  # marks that end an expression: those of the brackets around it
 
     # ----- tokens
@@ -228,9 +234,7 @@ class _Parser:
             self.peek(-1).text == "," and len(self.next.text) == 1 and next_text in ("is", "an", "any", "integer")
         )
         is_word = self.next.kind == "word" and self.next.text in _CONDITIONS
-        return (
-            is_named or (is_word and (len(next_text) == 1 or next_text in _QUANTIFIERS)) or self.next.text == "forall"
-        )
+        return is_named or (is_word and (len(next_text) == 1 or next_text in _QUANTIFIERS))
 
     def condition(self) -> Item:
         r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
@@ -238,7 +242,7 @@ class _Parser:
             item = self.item()
             self.expect(")")
             return item
-        self.position += self.next.text in _CONDITIONS or self.next.text == "forall"
+        self.position += self.next.text in _CONDITIONS
         start = self.position
         texts = [text for text in self.phrase("word", "symbol") if text not in ("a", "A")]
         names = [text for text in texts if len(text) == 1]
@@ -305,7 +309,7 @@ class _Parser:
         return node
 
     def name(self) -> Node | None:
-        r"""The left side of `P(X = 2) =` or `(f \circ g)(x) =`: any symbol or group applied to any group."""
+        r"""The left side of `P(X = 2) =` or `\int_0^1 x\,dx =`: a symbol applied to any group, or an operator."""
         end = depth = 0
         while depth or self.peek(end).text not in ("=", "approx"):
             depth += _NESTING.get(self.peek(end).text, 0)
@@ -340,9 +344,9 @@ class _Parser:
         is_text = next_token.kind in ("number", "word", "symbol") or next_token.text in ("$", r"\{", "frac", "sqrt")
         if self.position or not is_text:
             return None
-        content = _Parser(self.tokens[end:], self.known).claim()
+        content = _Parser(self.tokens[end:], self.question_words).claim()
         self.position = len(self.tokens)
-        if len(content.items) > 1 or {*content.items[0].chain[1]} - {"=", "approx"}:
+        if len(content.items) > 1:
             raise Unreadable("a second claim")
         return ("choice", letter, content)
 
@@ -359,7 +363,7 @@ class _Parser:
     def unit(self, sign: str = "") -> tuple[int, Unit, int]:
         """The scale and the unit after a value, and 1 for `left`, 2 for `cookies`. `sign`: the currency before it."""
         scale = 1
-        while self.next.kind == "word" and self.next.text in SCALES and f"{self.next.text}s" not in self.known:
+        while self.next.kind == "word" and self.next.text in SCALES and f"{self.next.text}s" not in self.question_words:
             scale *= SCALES[self.advance()]
         currency = self.currency()
         factors: dict[str, int] = {currency: 1} if currency else {}
@@ -374,13 +378,8 @@ class _Parser:
         if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
             self.position += 1
         is_letter = any(len(b) == 1 and b not in "aAI/" and a not in ("of", "/") for a, b in pairwise(["", *phrase]))
-        if is_letter or changes(phrase, self.known):
+        if is_letter or changes(phrase, self.question_words):
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
-        inside = self.tokens[self.position + 1 : self.matching(self.position)] if self.next.text == "(" else []
-        names = [token.text for token in inside if token.kind == "word"]
-        if inside and len(names) == len(inside) and not changes(names, self.known):
-            self.position += len(inside) + 2
-            phrase = phrase or names
         unit = _sorted(factors) or ((sign, 1),) * bool(sign)
         is_thing = any(len(word) > 3 and word.endswith("s") for word in phrase[:3])
         return scale, unit, 0 if not phrase else 2 if is_thing else 1
@@ -418,7 +417,7 @@ class _Parser:
 
     def names_unit(self, token: Token) -> bool:
         """Whether a token is a unit: a word, or a letter that is no variable of the question."""
-        return token.text in UNITS and (len(token.text) > 1 or token.text not in self.known)
+        return token.text in UNITS and (len(token.text) > 1 or token.text not in self.question_words)
 
     def opens_unit(self) -> bool:
         """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
@@ -426,7 +425,9 @@ class _Parser:
         if previous.text == "circ":
             return token.text in ("C", "F")
         is_text = self.texts(2) == ["frac", "{"] and self.names_unit(self.peek(2))
-        if previous.kind != "number" or not (is_text or (token.spaced and (self.known or self.peek(1).text == "/"))):
+        if previous.kind != "number" or not (
+            is_text or (token.spaced and (self.question_words or self.peek(1).text == "/"))
+        ):
             return False
         item_tokens = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
         is_unit = [*map(self.names_unit, item_tokens)]
@@ -519,7 +520,7 @@ class _Parser:
             elif is_power:
                 node = ("pow", node, ("neg", self.atom()) if self.take("-") else self.argument(whole_numbers=True))
             elif self.take("!"):
-                node = ("call", "!!", node) if self.take("!") else ("fact", node)
+                node = ("fact", node)
             elif self.take("%"):
                 node = ("percent", node)
             elif node[0] in ("symbol", "apply") and self.take("'"):
@@ -663,7 +664,7 @@ class _Parser:
         else:
             raise Unreadable(f"{name} of nothing")
         called: Node = ("call", name + "_" * len(below), *below, *arguments)
-        if name == "exp" and len(arguments) == 1:
+        if name == "exp":
             called = ("pow", ("constant", "e"), *arguments)
         return called if power is None else ("pow", called, power)
 
@@ -720,7 +721,7 @@ class _Parser:
             end += 1
         rows = [_split(row, "&") for row in _split(self.tokens[self.position : end - 1], r"\\") if row]
         self.position = end
-        if depth or not rows or name not in (*_MATRICES, "cases"):
+        if depth or not rows or name not in _ROWS:
             raise Unreadable(f"an environment {name!r}")
         cells = [tuple(self.cell(cell) for cell in row if cell or name != "cases") for row in rows]
         node = ("cases" if name == "cases" else "matrix", *cells)
@@ -729,7 +730,7 @@ class _Parser:
     def cell(self, tokens: list[Token]) -> Node:
         while tokens and (tokens[-1].text in (",", ".") or tokens[0].text in ("if", "for", "when")):
             tokens = tokens[:-1] if tokens[-1].text in (",", ".") else tokens[1:]
-        parser = type(self)(tokens, self.known)
+        parser = type(self)(tokens, self.question_words)
         values, _ = parser.values()
         if len(values) != 1 or parser.next is not _END:
             raise Unreadable("a cell with more than one value")

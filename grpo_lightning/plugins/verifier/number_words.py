@@ -38,7 +38,7 @@ def _is_sign(tokens: Sequence[Token], words: Sequence[str], position: int) -> bo
     if words[position] not in ("negative", "minus") or position + 1 == len(tokens):
         return False
     previous = tokens[position - 1] if position else Token("word", "")
-    is_first = previous.kind == "word" or previous.text in ("=", ",", "(", "and", "or", "{")
+    is_first = previous.kind in ("word", "join") or previous.text in ("=", ",")
     return is_first and (tokens[position + 1].kind == "number" or words[position + 1] in BELOW_100)
 
 

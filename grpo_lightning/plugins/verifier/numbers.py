@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache, reduce
+from operator import mul, neg, truediv
 from typing import Any
 
 from mpmath import MPContext, fp
 from mpmath.libmp import ComplexResult, NoConvergence
 
 from grpo_lightning.plugins.verifier.grammar import Node
+from grpo_lightning.plugins.verifier.words import word_set
 
 MAX_BITS = 40_000  # of an exact integer
 MAX_EXPONENT = 10**7  # the largest x for which e^x, x! and sin x are computed
@@ -103,9 +105,9 @@ def _whole(value: Fraction, largest: int = 10**9) -> int:
 
 _EXACT: dict[str, Callable[..., Any]] = {
     "add": lambda *values: sum(values),
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "neg": lambda a: -a,
+    "mul": mul,
+    "div": truediv,
+    "neg": neg,
     "abs": abs,
     "percent": lambda a: a / 100,
     "pow": _exact_power,
@@ -241,11 +243,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "pow": _raise,
     "root": lambda ctx, n, a: ctx.sqrt(a) if n == 2 else _raise(ctx, a, 1 / n),
     "fact": _factorial,
-    "!!": lambda ctx, a: ctx.fac2(_small(_real(ctx, a))),
     "percent": lambda ctx, a: a / 100,
     "degree": lambda ctx, a: a * ctx.pi / 180,
     "abs": lambda ctx, a: abs(a),
-    "conj": lambda ctx, a: ctx.conj(a),
     "binom": lambda ctx, n, k: ctx.binomial(_small(n), _small(k, 10**5)),
     "floor": _floor,
     "ceil": lambda ctx, a: -_floor(ctx, -a),
@@ -257,10 +257,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "Im": lambda ctx, a: ctx.im(a),
     "arg": lambda ctx, a: ctx.arg(a),
     "ln": lambda ctx, a: _logarithm(ctx, a, ctx.e),
-    "lg": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
-    "log": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
+    **dict.fromkeys(("lg", "log"), lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10))),
     "log_": lambda ctx, base, a: _logarithm(ctx, a, base),
     "arccot": lambda ctx, a: ctx.pi / 2 - ctx.atan(a),
-    **{f"arc{name}": _of(f"a{name}") for name in ("sin", "cos", "tan", "sec", "csc")},
-    **{name: _of(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+    **{f"arc{name}": _of(f"a{name}") for name in word_set("sin cos tan sec csc")},
+    **{name: _of(name) for name in word_set("sin cos tan cot sec csc sinh cosh tanh")},
 }

@@ -11,10 +11,10 @@ from grpo_lightning.plugins.verifier.grammar import Node, read_claim, read_unit
 from grpo_lightning.plugins.verifier.numbers import literal, nodes
 from grpo_lightning.plugins.verifier.tokens import Unreadable
 from grpo_lightning.plugins.verifier.units import Unit
-from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES
+from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES, word_set
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_INTEGRALS = ("\\int", "integra", "antiderivative", "differential", "constant", "dx")
+_INTEGRALS = word_set(r"\int integra antiderivative differential constant dx")
 _INTEGERS = ("integer", "natural number", "sequence", "recurrence", "series", "th term", "a_n", "\\sum")
 _FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]")
 _PLAIN = re.compile(
@@ -29,10 +29,6 @@ _COUNTS = BELOW_100 | SCALES | PARTS | {"twice": 2, "double": 2, "both": 2, "per
 _UNIT = re.compile(
     r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
-)
-_ASKED = re.compile(
-    r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
-    r"(?: the)?(?: (?:positive|integer|exact|real))*(?: values? of)?) \$?([A-Za-z])\$?(?![\w'(\\]| ?[-+*/^=_]| and\b)"
 )
 _WANTED = {
     "form": re.compile(
@@ -55,7 +51,7 @@ _VARIABLE = re.compile(r"(?<![A-Za-z(°\\])[A-Za-z](?![A-Za-z)])")
 _TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _SIGNS = {
     "percent": ("percent", "%", "probab", "chance", "fraction", "ratio", "proportion", " rate"),
-    "degree": ("degree", "angle", "°", "circ", "rotat"),
+    "degree": word_set("degree angle ° circ rotat"),
 }
 """Stems of words for what is written with a sign."""
 
@@ -136,7 +132,7 @@ def unit_of(question: str) -> Unit:
         is_noun = (
             match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and next_text not in _AFTER_UNIT
         )
-        is_letter = len(last) == 1 and (last.isupper() or match[1].casefold() == "to ")  # `from P to L`
+        is_letter = len(last) == 1 and last.isupper()  # `from P to L`
         if unit and not is_noun and not is_letter:
             units.add(unit)
     return units.pop() if len(units) == 1 else ()
@@ -145,12 +141,6 @@ def unit_of(question: str) -> Unit:
 def wants(question: str, *forms: str) -> bool:
     """Whether the question asks for one of the forms of `_WANTED`."""
     return any(_WANTED[form].search(question) for form in forms)
-
-
-@lru_cache(maxsize=1 << 10)
-def variables_of(question: str) -> frozenset[str]:
-    """The variables that a question asks for; an `a` without dollar signs is an article."""
-    return frozenset(match[1] for match in _ASKED.finditer(question) if "$" in match[0] or match[1] not in "aAI")
 
 
 def allows(sign: str, question: str) -> bool:

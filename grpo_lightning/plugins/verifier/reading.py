@@ -45,14 +45,9 @@ def _number(claim: Claim) -> Fraction | None:
 
 
 def same_number(gold: str, answer: str) -> bool:
-    """Whether two answers are the same number; a decimal is compared to ten digits."""
-    gold_number, answer_number = number(gold), number(answer)
-    if gold_number is None or answer_number is None:
-        return False
-    is_rounded = "." in gold + answer and gold_number.denominator > 1 and answer_number.denominator > 1
-    return gold_number == answer_number or (
-        is_rounded and abs(gold_number - answer_number) * 10**10 <= max(abs(gold_number), abs(answer_number))
-    )
+    """Whether two answers are the same number, exactly."""
+    value = number(gold)
+    return value is not None and value == number(answer)
 
 
 def canonical(answer: str) -> str:

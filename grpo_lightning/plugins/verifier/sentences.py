@@ -28,6 +28,7 @@ _VERB = re.compile(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)")
 _FORMULA = re.compile(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)")
 _ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]+\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
 _VARIABLE = re.compile(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])")
+_TIMES = re.compile(r"(?<!\S)[x×](?=\s\$*\d)")
 _MAX_WORDS = 40
 
 
@@ -39,9 +40,8 @@ def read_sentence(text: str, question_words: frozenset[str], question: str = "")
     """
     while (plain := _LAYOUT(text)) != text:
         text = plain
+    text = _TIMES.sub("*", text)
     words = text.removesuffix(" !").removesuffix(".").split()
-    pairs = zip(words, [*words[1:], ""], strict=False)
-    words = ["*" if word in ("x", "×") and next_word.strip("$")[:1].isdigit() else word for word, next_word in pairs]
     if len(words) > _MAX_WORDS or _ODD.search(text):
         return None
     sentence = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import groupby, pairwise
-from operator import eq, ge, gt, le, lt, ne
+from operator import and_, eq, ge, gt, le, lt, ne, or_
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise
+from grpo_lightning.plugins.verifier.words import word_set
 
-SPANS = frozenset(["numbers", "union", "minus", "meet", "chain", "builder"])
+SPANS = word_set("numbers union minus meet chain builder")
 FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 _INFINITY: Node = ("constant", "inf")
 _TESTS: dict[str, Callable[[Any, Any], bool]] = {"<": lt, ">": gt, "le": le, "ge": ge, "=": eq, "ne": ne}
@@ -139,14 +140,13 @@ def _size(tree: Node) -> Any:
     return context.re(value) if abs(context.im(value)) < 1e-30 else None
 
 
-def _union(left: Span, right: Span) -> Span:
-    return Span(lambda x: left.has(x) or right.has(x), left.ends + right.ends, left.name or right.name)
+def _combined(has: Callable[[bool, bool], bool]) -> Callable[[Span, Span], Span]:
+    """The operation on two sets that has a number where `has` says so, for whether each of them has it."""
+
+    def combine(left: Span, right: Span) -> Span:
+        return Span(lambda x: has(left.has(x), right.has(x)), left.ends + right.ends, left.name or right.name)
+
+    return combine
 
 
-def _meet(left: Span, right: Span) -> Span:
-    return Span(lambda x: left.has(x) and right.has(x), left.ends + right.ends, left.name or right.name)
-
-
-def minus(left: Span, right: Span) -> Span:
-    """The numbers of one set that are not in the other."""
-    return Span(lambda x: left.has(x) and not right.has(x), left.ends + right.ends, left.name or right.name)
+_union, _meet, minus = map(_combined, (or_, and_, gt))  # `minus`: the numbers of one set that are not in the other

@@ -4,10 +4,11 @@ from operator import neg, truediv
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
+from grpo_lightning.plugins.verifier.words import spellings, word_set
 
 _SYMPY_NAMES = {
-    **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
-    **{"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"},
+    **{name: name for name in word_set("sin cos tan cot sec csc sinh cosh tanh")},
+    **spellings("log ln; asin arcsin; acos arccos; atan arctan"),
 }
 """The functions of the grammar by their names in sympy."""
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from grpo_lightning.plugins.verifier.units import CURRENCIES, UNITS
-from grpo_lightning.plugins.verifier.words import word_set
+from grpo_lightning.plugins.verifier.words import spellings, word_set
 
 
 class Unreadable(ValueError):
@@ -34,25 +34,19 @@ _DROPPED = word_set(
 _BESIDE = word_set("color textcolor phantom vphantom hspace vspace")
 _FONTS = word_set("mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak underline emph boxed fbox")
 _TEXTS = word_set("text textrm textbf textit texttt textsf textnormal mbox hbox mathrm operatorname mathop")
-_ALIASES = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
-    "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "varnothing": "emptyset", "lvert": "|",
-    "rvert": "|", "vert": "|", "lVert": r"\|", "rVert": r"\|", "Vert": r"\|", "lbrace": r"\{", "rbrace": r"\}",
-    "langle": "(", "rangle": ")", "colon": ":", "backslash": "setminus", "times": "*", "cdot": "*", "ast": "*",
-    "div": "/", "lor": "or", "vee": "or", "land": "and", "wedge": "and", "dots": "ldots", "cdots": "ldots",
-    "dotsc": "ldots", "dotsb": "ldots", "degree": "circ", "lbrack": "[", "rbrack": "]", "bar": "overline",
-    "widehat": "hat", "overrightarrow": "vec", "approxeq": "approx", "simeq": "approx", "rightarrow": "to",
-    "colonequals": "=", "Bbb": "mathbb", "smallsetminus": "setminus", "prime": "'", "cr": r"\\",
-}  # fmt: skip
-_UNICODE = {
-    "−": "-", "–": "-", "‐": "-", "±": r"\pm ", "∓": r"\mp ", "×": "*", "÷": "/", "·": "*", "⋅": "*", "⁄": "/",
-    "∕": "/", "∶": ":", "、": ",", "′": "'", "’": "'", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
-    "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∞": r"\infty ", "°": r"^\circ ", "…": r"\ldots ",
-    "Å": r"\AA ",
-    "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
-    "ℂ": r"\mathbb{C}", "≡": r"\equiv ", "→": r"\to ", "Ω": r"\Omega ", "—": "-", "\xa0": " ", "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "⟨": "(", "⟩": ")", "″": "''",
-}  # fmt: skip
+_ALIASES = spellings(
+    r"frac dfrac tfrac cfrac; binom dbinom tbinom; le leq leqslant; ge geq geqslant; < lt; > gt; ne neq; emptyset "
+    r"varnothing; | lvert rvert vert; \| lVert rVert Vert; \{ lbrace; \} rbrace; ( langle; ) rangle; : colon; "
+    r"setminus backslash smallsetminus; * times cdot ast; / div; or lor vee; and land wedge; ldots dots cdots dotsc "
+    r"dotsb; circ degree; [ lbrack; ] rbrack; overline bar; hat widehat; vec overrightarrow; approx approxeq simeq; "
+    r"to rightarrow; = colonequals; mathbb Bbb; ' prime; \\ cr"
+)
+_UNICODE = spellings(
+    r"- − – ‐ —; \pm ±; \mp ∓; * × · ⋅; / ÷ ⁄ ∕; : ∶; , 、; ' ′ ’; \le ≤; \ge ≥; \ne ≠; \approx ≈; \in ∈; \cup ∪; "
+    r"\cap ∩; \emptyset ∅; \infty ∞; ^\circ °; \ldots …; \AA Å; \lor ∨; \land ∧; \mathbb{R} ℝ; \mathbb{Z} ℤ; "
+    r"\mathbb{N} ℕ; \mathbb{Q} ℚ; \mathbb{C} ℂ; \equiv ≡; \to →; \Omega Ω; \lfloor ⌊; \rfloor ⌋; \lceil ⌈; \rceil "
+    r"⌉; \setminus ∖; ( ⟨; ) ⟩; '' ″"
+)
 _SCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+|[₀-₉]+")
 _ROOT = re.compile(r"√\s*(\([^()]*\)|\{[^{}]*\}|\d+|\w)")
 _LEXEME = re.compile(
@@ -73,7 +67,7 @@ _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_MARKS = {"**": "^", "{:}": ":", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
+_MARKS = spellings("^ **; : {:}; le <=; ge >=; ne !=; ldots ...")
 SHORT = word_set("of to in is if at on by as an do am pm we he it so")  # behind a number they are no product
 
 
@@ -103,7 +97,8 @@ def _normal(text: str) -> str:
 def _spelt(character: str) -> str:
     """The LaTeX spelling of a character: a Greek letter, a fraction, a digit of any script."""
     if character in _UNICODE:
-        return _UNICODE[character]
+        spelling = _UNICODE[character]
+        return spelling + " " * spelling[-1].isalpha()
     if character.isdecimal():
         return str(unicodedata.decimal(character))
     name = unicodedata.name(character, "").split()
@@ -206,7 +201,7 @@ class _Cutter:
             is_vector = content.strip() in ("i", "j", "k", "e", "I")  # a bold i is no imaginary unit
             self.add("symbol", f"bold {content.strip()}") if is_vector else self.splice("{" + content + "}")
         elif name in _TEXTS:
-            self._text(name)
+            self._text()
         elif name in _BESIDE:
             self.group()
         elif name in ("begin", "end"):
@@ -260,11 +255,11 @@ class _Cutter:
         """Whether `min`, `sec` or `deg` at the start of a text is a unit behind a number."""
         return self.last.kind == "number" and _UNIT_FUNCTION.match(text) is not None
 
-    def _text(self, name: str) -> None:
+    def _text(self) -> None:
         content = self.group()
         bare = content.strip()
         is_unit = self.is_unit_function(f"{bare} {self.text[self.position :].lstrip()}")
-        if bare in FUNCTIONS and not is_unit and not (name == "text" and self.after_operand()):
+        if bare in FUNCTIONS and not is_unit:
             self.add("function", bare)
         else:
             inner = _Cutter(content, self.brackets, prose=True)
@@ -315,6 +310,6 @@ class _Cutter:
             return True
         if low in ("no", "am", "pm", "percent", "pct") or (follows_operand and self.spaced and low in SHORT):
             return True
-        if len(run) < 3 or (run.isupper() and not (follows_operand and self.spaced)) or not set(low) & set("aeiouy"):
+        if len(run) < 3 or run.isupper() or not set(low) & set("aeiouy"):
             return False
         return not all(0 < ord(b) - ord(a) <= 2 for a, b in pairwise(low))  # abc, mnp, xyz

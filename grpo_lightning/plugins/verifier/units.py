@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from grpo_lightning.plugins.verifier.words import word_set
+from grpo_lightning.plugins.verifier.words import spellings, word_set
 
 Unit = tuple[tuple[str, int], ...]  # units and their powers, sorted: `m/s^2` is (("metre", 1), ("second", -2))
 
@@ -38,15 +38,14 @@ for _sign, _long, _power in map(str.split, _PREFIXES.split(";")):
         if _name in _PREFIXED and _spelling not in UNITS and _word not in ("sec", "amp"):
             UNITS[_spelling] = _long + _name
             _SIZES[_long + _name] = _name, Fraction(10) ** int(_power)
-UNITS |= {"cc": "millilitre", "micron": "micrometre", "microns": "micrometre"}
+UNITS |= spellings("millilitre cc; micrometre micron microns")
 
-_RATES = {"mph": "mile/hour", "kph": "kilometre/hour", "kmh": "kilometre/hour", "mpg": "mile/gallon"}
+_RATES = spellings("mile/hour mph; kilometre/hour kph kmh; mile/gallon mpg")
 UNITS |= {name: name for name in _RATES}
-CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
-CURRENCIES |= {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee", "Rs": "rupee"}
+CURRENCIES = spellings("cent ¢; dollar $ USD; euro € EUR; pound £ GBP; yen ¥; rupee ₹ INR Rs")
 TIMES = frozenset(name for name, (base, _) in _SIZES.items() if base in ("second", "month"))
 LOOSE = frozenset(["unit", "point"])  # they fit every other
-TEMPERATURES = {"celsius": "celsius", "fahrenheit": "fahrenheit", "coulomb": "celsius", "farad": "fahrenheit"}
+TEMPERATURES = spellings("celsius celsius coulomb; fahrenheit fahrenheit farad")
 """What degrees of a unit are: `^\\circ C` are no coulombs."""
 
 
@@ -57,7 +56,7 @@ def product_of(name: str) -> Unit:
 
 
 def conversion(unit: Unit, target: Unit) -> Fraction | None:
-    """The size of one `unit` in units of `into`; None if they measure different quantities."""
+    """The size of one `unit` in units of `target`; None if they measure different quantities."""
     factor = Fraction(1)
     powers: dict[str, int] = {}
     for names, sign in ((unit, 1), (target, -1)):

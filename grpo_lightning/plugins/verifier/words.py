@@ -8,6 +8,11 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def spellings(table: str) -> dict[str, str]:
+    """The name of each spelling in a table such as `le leq leqslant; ge geq`: a name, then its other spellings."""
+    return {spelling: name for name, *others in map(str.split, table.split(";")) for spelling in others}
+
+
 def in_order(text: str) -> list[str]:
     """The words of a text, in their order."""
     return text.split()
@@ -55,7 +60,7 @@ def is_number_word(word: str) -> bool:
 def changes(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
     """Whether one of the words beside a number changes its value, and does not only repeat what is asked for.
 
-    The question, whose words are `known`, may ask for a half, or for quarters; it cannot allow `not`.
+    The question, whose words are `question_words`, may ask for a half, or for quarters; it cannot allow `not`.
     """
     lows = [word.casefold().replace("’", "'").removesuffix("'s") for word in words]
     for previous, low in zip(["", *lows], lows, strict=False):
