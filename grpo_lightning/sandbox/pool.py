@@ -52,7 +52,11 @@ class WorkerPool:
     def __init__(
         self, num_workers: int = 2, timeout: float = 2.0, memory_limit_mb: int = 1024, cpu_seconds: float | None = None
     ) -> None:
-        limits = {"num_workers": num_workers, "timeout": timeout, "memory_limit_mb": memory_limit_mb}
+        limits = {
+            "num_workers": num_workers,
+            "timeout": timeout if cpu_seconds is None else cpu_seconds,
+            "memory_limit_mb": memory_limit_mb,
+        }
         for key, value in limits.items():
             require(0 < value < math.inf, f"{key}={value}: give a number above 0")
         self.num_workers, self.timeout = num_workers, timeout

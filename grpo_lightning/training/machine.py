@@ -92,8 +92,7 @@ class LightningMachine(Machine):
             smaller = scale * self.scaler.get_backoff_factor()
             self.scaler.load_state_dict({**self.scaler.state_dict(), "scale": smaller, "_growth_tracker": 0})
         # Such gradients overflow because the scale is large: with a smaller one they will not.
-        is_overflow_of_scaled = bool(objective.isfinite()) and scale > SMALLEST_SCALE
-        if is_overflow_of_scaled:
+        if bool(objective.isfinite()) and scale > SMALLEST_SCALE:
             return
         module.bad_updates += 1
         module.bad_updates_in_a_row += 1

@@ -175,6 +175,7 @@ class Syncs(PlainEngine):
         super().sync(policy)
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_module_that_another_runs_checkpoint_is_read_into_forgets_its_own(tmp_path: Path) -> None:
     """The engine's weights, though of a version with the same number, and after a validation where its data stood."""
     trainer = {"max_epochs": 1, "enable_checkpointing": True}

@@ -79,10 +79,12 @@ class HelpfulParser(Parser):
         """YAML without defaults that it cannot hold, such as a torch.device: the class that has them knows them."""
         namespace = namespace.clone()
         parameters = inspect.signature(self.owner).parameters if self.owner else {}
+        fields = getattr(self.owner, "__dataclass_fields__", {})
         for name, value in [*vars(namespace).items()]:
             has_import_path = "<" not in getattr(value, "__qualname__", "<")  # no lambda or inner function has
             is_plain = type(value).__module__ in ("builtins", "datetime", type(namespace).__module__)
             is_default = name in parameters and parameters[name].default is value
+            is_default |= name in fields and type(value) is fields[name].default_factory
             if is_default and not (has_import_path if callable(value) else is_plain):
                 del namespace[name]
         if "skip_none" in kwargs:  # Lightning 2.6 calls it so; jsonargparse would warn of it here

@@ -60,8 +60,8 @@ class Fast(Compute):
         self.fused = fused
         self.products = products
         self.threads = threads
-        self._needs_mask = True
-        """Whether rows need a mask of transformers; known after `adapt`."""
+        self.needs_mask = True
+        """True if padded rows need a mask of transformers; known after `adapt`."""
         self.logits_at_once: int | None = None
         """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
 
@@ -85,28 +85,27 @@ class Fast(Compute):
         if model.config._attn_implementation != "sdpa":
             return
         trial = TRIAL.to(next(model.parameters()).device)
-        attends = shared = False
+        attends = shares = unmasked = False
         with evaluating(model):
             expected = self.hidden(trunk, trial, PaddedRows.from_rollouts(trial))
             try:
                 model.set_attn_implementation(shared_prefix.ATTENTION)
                 attends = same(self.hidden(trunk, trial, PaddedRows.from_rollouts(trial)), expected)
                 if attends and has_full_attention(model.config):
-                    shared = same(self.hidden(trunk, trial, SharedPrefix.from_rollouts(trial)), expected)
+                    shares = same(self.hidden(trunk, trial, SharedPrefix.from_rollouts(trial)), expected)
+                    unmasked = same(self.hidden(trunk, trial, UnmaskedRows.from_rollouts(trial)), expected)
             except Exception as error:  # A model that fails with another attention keeps its own.
                 log.debug("%s keeps transformers' attention: %s", type(model).__name__, error)
             finally:
                 if not attends:
                     model.set_attn_implementation("sdpa")
-        self._needs_mask = not shared
-        self.shares_prefix = shared and self.share_prefix
+        self.needs_mask = not unmasked
+        self.shares_prefix = shares and self.share_prefix
 
     def layout(self, rollouts: Rollouts) -> Layout:
-        if self._needs_mask:
-            return super().layout(rollouts)
         if self.shares_prefix and len(rollouts) > len(rollouts.sizes.prompt_lengths):
             return SharedPrefix.from_rollouts(rollouts)
-        return UnmaskedRows.from_rollouts(rollouts)
+        return super().layout(rollouts) if self.needs_mask else UnmaskedRows.from_rollouts(rollouts)
 
     def score(
         self, head: Head, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int

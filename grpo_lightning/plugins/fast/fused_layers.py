@@ -29,6 +29,8 @@ def fuse(model: nn.Module) -> None:
     """Exchanges the layers of `model` that have a fused equal."""
     for layer in model.modules():
         own: Any = type(layer)
+        if isinstance(layer, FusedRMSNorm | FusedGatedMLP):
+            continue
         if hasattr(layer, "variance_epsilon"):
             layer.__class__ = fused(own, FusedRMSNorm)
         elif hasattr(layer, "gate_proj") and isinstance(layer.__dict__["_modules"].get("act_fn"), nn.Module):

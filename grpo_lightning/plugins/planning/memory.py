@@ -300,8 +300,8 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Pol
         own = ATTENTION if isinstance(compute, Fast) else "sdpa"
         attention = "eager" if compute.attention == "eager" else own
         if isinstance(compute, Fast):
-            shares = compute.share_prefix and compute.attention == "sdpa"
-            compute.shares_prefix = shares and has_full_attention(policy.config)
+            compute.needs_mask = compute.attention != "sdpa" or not has_full_attention(policy.config)
+            compute.shares_prefix = compute.share_prefix and not compute.needs_mask
     with torch.device("meta"):
         fake.model = AutoModelForCausalLM.from_config(
             copy.deepcopy(policy.config),

@@ -10,7 +10,7 @@ from helpers.command import Grpo
 from helpers.fast import policy_of
 from helpers.fitting import Digits, grouped
 from helpers.paths import ROOT
-from helpers.tiny import rollouts_of
+from helpers.tiny import model_of, rollouts_of, tokenizer
 
 from grpo_lightning import Fast, GRPOLoop, GRPOModule, LoRA, NativeEngine, Objective, Policy, Validation
 from grpo_lightning.cli import run
@@ -189,12 +189,8 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
         second = first.view(10, 10) + 1
         del first, second
     assert (live.live, live.peak) == (0, 800)
-    policy = policy_of(shape)
-    for name, value in settings.items():
-        owner = policy if hasattr(policy, name) else policy.compute
-        assert hasattr(owner, name)
-        setattr(owner, name, value)
-    policy.prepare(policy.model)
+    compute = Fast(**{name: value for name, value in settings.items() if name != "adapter"})
+    policy = Policy.from_model(model_of(shape), tokenizer(), settings.get("adapter"), compute)
     fake = without_numbers(policy, torch.float32, "cpu")
     for backward in (True, False):
         found = peak_of(fake, a_pack(), backward, autocasts)
@@ -206,7 +202,6 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
 def test_a_teacher_without_numbers_holds_what_it_holds(kl: FullVocabulary, tmp_path: Path) -> None:
     """Its states and both models' logits, which an update has beside the policy's own forward and backward."""
     policy = policy_of()
-    policy.prepare(policy.model)
     policy_of(seed=1, hidden_size=96).save_pretrained(tmp_path / "teacher")
     teacher = Teacher(str(tmp_path / "teacher"))
     teacher.refresh(policy)
