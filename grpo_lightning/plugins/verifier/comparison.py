@@ -115,6 +115,8 @@ class Comparison:
         self.claims = [gold_claim]
         for claim in self.readings(gold_claim, answer):
             self.claims[1:] = [claim]
+            if self.is_other_name(form_of(gold_claim), form_of(claim)):
+                return DIFFERENT
             if self.same(gold_claim, claim):
                 wants_work = self.finished and self.question
                 return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
@@ -172,6 +174,14 @@ class Comparison:
         names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
         self.counter = names[0] if is_family and len(names) == 1 else ""
         return self.same_form(left, _with_names(left, right, _CONSTANTS - self.question_words))
+
+    def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
+        """Whether the answer is named, and the question has this variable but asks for another one."""
+        if gold is None or answer is None:
+            return False
+        wanted_names = question.variables_of(self.question)
+        is_variable = len(answer.names) == 1 and all(len(name) == 1 and name in self.question for name in answer.names)
+        return not gold.names and is_variable and bool(wanted_names) and wanted_names.isdisjoint(answer.names)
 
     def _offered(self, letter: str) -> Claim | None:
         """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""

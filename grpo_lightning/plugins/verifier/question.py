@@ -30,6 +30,10 @@ _UNIT = re.compile(
     r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
+_ASKED = re.compile(
+    r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
+    r"(?: the)?(?: (?:positive|integer|exact|real))*(?: values? of)?) \$?([A-Za-z])\$?(?![\w'(\\]| ?[-+*/^=_]| and\b)"
+)
 _WANTED = {
     "form": re.compile(
         r"(?i:\b(?:expand|multiply out|factor(?!ial)|partial fraction|complet\w+ the square|vertex form"
@@ -141,6 +145,12 @@ def unit_of(question: str) -> Unit:
 def wants(question: str, *forms: str) -> bool:
     """Whether the question asks for one of the forms of `_WANTED`."""
     return any(_WANTED[form].search(question) for form in forms)
+
+
+@lru_cache(maxsize=1 << 10)
+def variables_of(question: str) -> frozenset[str]:
+    """The variables that a question asks for; an `a` without dollar signs is an article."""
+    return frozenset(match[1] for match in _ASKED.finditer(question) if "$" in match[0] or match[1] not in "aAI")
 
 
 def allows(sign: str, question: str) -> bool:
