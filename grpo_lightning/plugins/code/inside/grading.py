@@ -36,7 +36,6 @@ GRADER_SHARE = 0.75  # of a test's CPU seconds, that the test itself may take he
 NOT_RAISED = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
 """Exceptions of a program that are not raised in a test: they would end its loops, and so pass it, or hold others."""
 MAX_ANSWER, MAX_DIGITS = 1 << 26, 100_000  # bytes, and digits of a number
-sys.set_int_max_str_digits(MAX_DIGITS)
 NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What reading raises where a program has written in the place of the jail."""
 
@@ -298,6 +297,7 @@ def grade(text: str, tests: Any, limits: dict[str, Any], whole: bool) -> list[tu
     source = last_fence(text)
     if source is None:
         return []
+    sys.set_int_max_str_digits(MAX_DIGITS)  # of this worker: whoever only imports the file keeps their own
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Program(source, limits, folder)) as program:
         try:
             status, text = program.begin(limits)
