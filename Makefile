@@ -41,7 +41,7 @@ test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu
 
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
 test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU build, in .venv-vllm
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/plugins/vllm
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/plugins/engines/vllm
 
 # In an environment of its own, $(WHEEL), and in a folder there, from which nothing of the repository is seen.
 wheel: ## build sdist and wheel in dist/, and make and train a project with the wheel alone (two to five minutes)

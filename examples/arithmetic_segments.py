@@ -6,11 +6,11 @@ from fractions import Fraction
 from itertools import pairwise
 
 from grpo_lightning import Question, Sample, SegmentScorer, UsageError
-from grpo_lightning.plugins.verifier.extraction import extract_answer
-from grpo_lightning.plugins.verifier.grammar import read_claim
-from grpo_lightning.plugins.verifier.numbers import exact
-from grpo_lightning.plugins.verifier.reading import number, same_number
-from grpo_lightning.plugins.verifier.tokens import Unreadable, plain
+from grpo_lightning.plugins.rewards.verifier.extraction import extract_answer
+from grpo_lightning.plugins.rewards.verifier.grammar import read_claim
+from grpo_lightning.plugins.rewards.verifier.numbers import exact
+from grpo_lightning.plugins.rewards.verifier.reading import number, same_number
+from grpo_lightning.plugins.rewards.verifier.tokens import Unreadable, plain
 
 
 class ArithmeticSegments(SegmentScorer):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lightning.plugins.orders.adaptive import Adaptive, Stream
+from grpo_lightning.plugins.data.orders.adaptive import Adaptive, Stream
 from grpo_lightning.types import Question, at_least, require
 
 

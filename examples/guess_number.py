@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from grpo_lightning import Environment, Question, Task, Turn
-from grpo_lightning.tasks.base import Split
+from grpo_lightning.tasks.task import Split
 from grpo_lightning.types import Message, at_least, require
 
 

@@ -8,7 +8,7 @@ import requests
 from openenv.core.generic_client import GenericEnvClient
 
 from grpo_lightning import Environment, Question, Task, Turn
-from grpo_lightning.tasks.base import Split
+from grpo_lightning.tasks.task import Split
 from grpo_lightning.types import Message, at_least, require
 
 SEED = "seed"  # the key of a question's metadata that holds its seed

@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.distillation.states import States
-from grpo_lightning.plugins.distillation.teacher import Teacher
+from grpo_lightning.plugins.methods.distillation.states import States
+from grpo_lightning.plugins.methods.distillation.teacher import Teacher
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot

@@ -11,7 +11,7 @@ from verifiers.clients import OpenAIChatCompletionsClient
 from verifiers.types import Response, ResponseMessage, ToolCall
 
 from grpo_lightning import Environment, Question, Task, Turn
-from grpo_lightning.tasks.base import Split
+from grpo_lightning.tasks.task import Split
 from grpo_lightning.types import Message, at_least, require
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from grpo_lightning.plugins.verifier.reading import canonical, same_number
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.plugins.rewards.verifier.reading import canonical, same_number
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.types import Sample, Status, UsageError
 
 MAX_DIGITS = 200

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _FILES = {
-    alias.name: str(node.module)
+    str(alias.asname): str(node.module)
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
     if isinstance(node, ast.ImportFrom) and node.module != __name__
     for alias in node.names
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return version("grpo-lightning")
     if name == "inspect":
-        return import_module(f"{__name__}.plugins.{name}")
+        return import_module(f"{__name__}.plugins.looking.inspector")
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_FILES[name]), name)

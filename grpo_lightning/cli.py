@@ -35,19 +35,16 @@ from grpo_lightning.training.callbacks.checkpoint import (
 )
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.training.checks import check_half, check_options, check_run
-from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.types import UsageError
 
-refusal = optional("plugins.mistakes.imports:refusal") or str
-refused_argument = optional("plugins.mistakes.options:refused_argument") or UsageError
+refusal = optional("plugins.console.mistakes.import_errors:refusal") or str
+refused_argument = optional("plugins.console.mistakes.option_errors:refused_argument") or UsageError
 """From an exception to its message, and to the user's mistake behind it."""
 
-PLUGINS = (
-    *("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale", "ahead"),
-    *("orders", "demonstrations", "reasoning_gym", "code", "judge", "vllm", "arithmetic", "gated", "hub"),
-)
-FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))
+DISTRICTS = ("rewards", "methods", "sources", "data", "engines", "compute")
+FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in DISTRICTS))
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 
 
@@ -69,7 +66,7 @@ class GRPOCLI(LightningCLI):
                 "num_sanity_val_steps": 0,
                 "enable_model_summary": False,  # the table of the memory has its numbers
             },
-            parser_class=optional("plugins.display.help:HelpfulParser") or Parser,
+            parser_class=optional("plugins.console.display.help:HelpfulParser") or Parser,
             parser_kwargs={name: {"description": COMMANDS[name].summary} for name in self.subcommands()},
             args=list(args) if args is not None else None,
         )
@@ -100,7 +97,7 @@ class GRPOCLI(LightningCLI):
         trainer = self.config[self.subcommand].trainer
         check_options(trainer)
         check_half(trainer.precision, trainer.accelerator)
-        ask("plugins.display.config:check_readable", self.parser, self.config)
+        ask("plugins.console.display.saved_config:check_readable", self.parser, self.config)
 
     def instantiate_classes(self) -> None:
         """Makes the classes of the configuration; what one of them refuses is the user's mistake."""
@@ -136,7 +133,11 @@ class GRPOCLI(LightningCLI):
         except Exception as error:
             if re.match("Early stopping conditioned on|`ModelCheckpoint.monitor=", str(error)):
                 raise UsageError(" ".join(str(error).split())) from error  # it names the metrics that there are
-            if (refused := ask("plugins.mistakes.disk:refusal", error, Path(self.trainer.default_root_dir))) is None:
+            if (
+                refused := ask(
+                    "plugins.console.mistakes.disk_errors:refusal", error, Path(self.trainer.default_root_dir)
+                )
+            ) is None:
                 raise
             saved = checkpoint.saved if checkpoint else "nothing else is lost"
             raise disk.DiskFailure(f"the disk refuses to write: {refused}. Make room or allow it; {saved}") from error
@@ -193,14 +194,16 @@ def import_families() -> None:
 
 def run(args: Sequence[str] | None = None) -> None:
     """Runs the command line; the user's mistakes end it with one message and exit code 2."""
-    ask("plugins.display.quiet:quieten")
+    ask("plugins.console.display.quiet:quieten")
     try:
-        with (optional("plugins.cluster.launched_ranks:LaunchedRanks") or nullcontext)():
+        with (optional("plugins.console.cluster.launched_ranks:LaunchedRanks") or nullcontext)():
             # torchrun then prints the error of the rank that failed first.
             (record(run_rank) if TorchElasticEnvironment.detect() else run_rank)(args)
     except Exception as error:
         mistake, failed = usage_error(error), isinstance(error, RewardFailure | FloatingPointError | disk.DiskFailure)
-        message = mistake or (error if failed else ask("plugins.planning.report:out_of_memory_message", error))
+        message = mistake or (
+            error if failed else ask("plugins.compute.planning.plan_report:out_of_memory_message", error)
+        )
         if not message:
             raise
         print(f"grpo: error: {message}", file=sys.stderr)
@@ -218,7 +221,7 @@ def run_rank(args: Sequence[str] | None = None) -> None:
 
 def command_line(command: str) -> type[GRPOCLI]:
     """The class that reads the options of a command."""
-    planning = optional("plugins.planning.report:Planning") if command == "plan" else None
+    planning = optional("plugins.compute.planning.plan_report:Planning") if command == "plan" else None
     return type("PlanCLI", (planning, GRPOCLI), {}) if planning else GRPOCLI
 
 

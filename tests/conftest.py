@@ -87,7 +87,9 @@ def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Grpo:
     """Runs a command line in the working directory: exit code, stdout, stderr."""
-    if request.node.get_closest_marker("trial") is None:  # a third of a small run; plugins/fast/test_check.py tests it
+    if (
+        request.node.get_closest_marker("trial") is None
+    ):  # a third of a small run; plugins/compute/fast/test_check.py tests it
         monkeypatch.setattr(trial, "fault", lambda *args, **kwargs: "")
     monkeypatch.setattr(sys, "argv", ["grpo"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -20,7 +20,7 @@ from grpo_lightning.cli import GRPOCLI
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"
 REWARD = """
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.rewards.results import RewardResult
 
 class Digits(Reward):

@@ -23,7 +23,7 @@ from helpers.waiting import LIMIT
 
 from grpo_lightning import cli
 from grpo_lightning.command import overview
-from grpo_lightning.plugins.verifier import cli as verify
+from grpo_lightning.plugins.rewards.verifier import verify_command as verify
 
 DOCUMENTS = [
     ROOT / "README.md",
@@ -37,27 +37,27 @@ PROGRAMS = "grpo|grpo-verify|python|make|tensorboard|pip|source|echo|torchrun|gi
 NOT_RUN = {
     r"make .*": "installs into .venv and takes minutes",
     r"(python -m )?pip .*": "needs the network",
-    r"cd sums .*": "a line of the shell; in tests/plugins/start",
+    r"cd sums .*": "a line of the shell; in tests/plugins/console/start",
     r"source .*": "is about the reader's shell",
     r"tensorboard .*": "serves until it is stopped",
     r"grpo.*smollm2.*": "needs a package of 93 MB from the network; the tool checks what it has made",
     r"python docs/figures/model_table.py": "has no options",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
-    r"torchrun .*": "starts processes; this very line in tests/plugins/cluster/test_launched_ranks.py",
-    r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/plugins/cluster/test_sharding.py",
-    r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/plugins/cluster/test_sharding.py",
+    r"torchrun .*": "starts processes; this very line in tests/plugins/console/cluster/test_launched_ranks.py",
+    r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/plugins/console/cluster/test_sharding.py",
+    r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/plugins/console/cluster/test_sharding.py",
     r".*runs/sweep.*": "needs the runs of a loop, which is a program of the shell",
-    r".*\$task.*|grpo export runs/warm .*": "needs runs of minutes; small in tests/plugins/demonstrations",
+    r".*\$task.*|grpo export runs/warm .*": "needs runs of minutes; small in tests/plugins/sources/demonstrations",
     r".*bench_ahead.*": "needs a server of vLLM",
-    r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/orders",
+    r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/data/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own",
     r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|export|evaluate|judge))?": "a name",
-    r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
-    r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge_reward.py",
-    r".*code_(functions|judge).yaml.*": "needs a policy of its own; small in tests/plugins/judge/test_judged_run.py",
+    r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/engines/vllm/test_vllm_runs.py",
+    r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/rewards/judge/test_judge_reward.py",
+    r".*code_(functions|judge).yaml.*": "needs a policy; small in tests/plugins/rewards/judge/test_judged_run.py",
     r".*(Wandb|Trackio)Logger.*": "needs the package",
-    r".*HubPrompts.*|.*benchmarks.*": "needs the network; small in tests/plugins/benchmarks",
+    r".*HubPrompts.*|.*benchmarks.*": "needs the network; small in tests/plugins/data/benchmarks",
     r".*(tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
 }
 """What is not tried, and why."""

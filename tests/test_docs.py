@@ -15,11 +15,11 @@ from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Pro
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
-from grpo_lightning.plugins.ahead.stream import Stream
-from grpo_lightning.plugins.conversations.data import PromptDataModule
-from grpo_lightning.plugins.display.completions import SampledCompletions
-from grpo_lightning.plugins.learned.reward import LearnedReward
-from grpo_lightning.plugins.learned.update import RewardUpdate
+from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModule
+from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions
+from grpo_lightning.plugins.rewards.learned.learned_reward import LearnedReward
+from grpo_lightning.plugins.rewards.learned.reward_model_update import RewardUpdate
+from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import Stream
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Sample, Status
 

@@ -70,27 +70,48 @@ def test_the_tests_of_the_core_import_no_plugin() -> None:
         assert [name for name in imports_of(path) if name.startswith("plugins")] == [], path
 
 
-PLUGINS = {
-    "process": {"learned"},
-    "conversations": {"benchmarks"},
-    "planning": {"fast", "distillation"},
-    "reasoning_gym": {"verifier"},
-    "vllm": {"fast"},
-    "display": {"inspect"},
-    "inspect": {"mistakes"},
-    "judge": {"vllm"},
+DISTRICTS = "rewards methods sources data engines compute console looking"
+
+PLUGINS: dict[str, set[str]] = {
+    "compute.planning": {"compute.fast", "engines.native", "methods.distillation"},
+    "console.display": {"looking.inspector", "looking.loggers", "looking.run_files"},
+    "data.conversations": {"data.benchmarks"},
+    "engines.native": {"compute.fast"},
+    "engines.vllm": {"engines.native"},
+    "looking.export": {"console.mistakes", "looking.run_files"},
+    "looking.inspector": {"looking.pages", "looking.run_files"},
+    "looking.report": {"looking.inspector", "looking.pages", "looking.run_files"},
+    "rewards.judge": {"engines.vllm"},
+    "rewards.process": {"rewards.learned"},
+    "rewards.reasoning_gym": {"rewards.verifier"},
 }
-"""The other plugins that a plugin may import."""
+"""The other plugin folders that a plugin folder may import."""
+
+
+def folder_of(module: str) -> str:
+    """The folder of a plugin: `district.folder`."""
+    return ".".join(module.split(".")[1:3])
+
+
+def test_every_plugin_stands_in_a_district() -> None:
+    folders = [path for path in (PACKAGE / "plugins").iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert {path.name for path in folders} == {*DISTRICTS.split()}
+    assert [path for folder in folders for path in folder.glob("*.py") if path.name != "__init__.py"] == []
 
 
 def test_plugins_know_few_other_plugins() -> None:
-    known: dict[str, set[str]] = {}
+    imported_by: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         if name.startswith("plugins."):
-            own = name.split(".")[1]
-            others = {other.split(".")[1] for other in imports_of(path) if other.startswith("plugins.")}
-            known.setdefault(own, set()).update(others - {own})
-    assert {own: others for own, others in known.items() if others} == PLUGINS
+            folder = folder_of(name)
+            others = {folder_of(other) for other in imports_of(path) if other.startswith("plugins.")}
+            imported_by.setdefault(folder, set()).update(others - {folder})
+    assert {folder: others for folder, others in imported_by.items() if others} == PLUGINS
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = [path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(name for name in {*names} if names.count(name) > 1) == []
 
 
 def test_nothing_in_training_knows_its_callbacks() -> None:

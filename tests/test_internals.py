@@ -12,8 +12,8 @@ from helpers.fitting import scalars
 from helpers.paths import ROOT
 from lightning.pytorch.callbacks import LearningRateMonitor
 
-from grpo_lightning.plugins.cluster import internals as cluster_internals
-from grpo_lightning.plugins.display import internals as display_internals
+from grpo_lightning.plugins.console.cluster import launch_internals as cluster_internals
+from grpo_lightning.plugins.console.display import help_internals as display_internals
 from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 

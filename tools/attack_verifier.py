@@ -3,9 +3,9 @@
 python tools/attack_verifier.py --minutes 10
 python tools/attack_verifier.py --pairs 20000 --seed 7
 
-The pairs come from `tests/plugins/verifier/fuzz.py`: gold answers of every kind with equal rewritings, wrong mutations,
-hedges and restatements. Their verdicts are known. Exit code: 0 if no wrong answer was accepted and at most 1 % of the
-right ones were rejected, 1 if not.
+The pairs come from `tests/plugins/rewards/verifier/fuzz.py`: gold answers of every kind with equal rewritings, wrong
+mutations, hedges and restatements. Their verdicts are known. Exit code: 0 if no wrong answer was accepted and at most
+1 % of the right ones were rejected, 1 if not.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpo_lightning.plugins.verifier.comparison import compare
-from grpo_lightning.plugins.verifier.extraction import extract_answer
-from grpo_lightning.plugins.verifier.math_verifier import EQUAL, Verdict, decide
+from grpo_lightning.plugins.rewards.verifier.extraction import extract_answer
+from grpo_lightning.plugins.rewards.verifier.math_verifier import EQUAL, Verdict, decide
+from grpo_lightning.plugins.rewards.verifier.value_comparison import compare
 
-FUZZ = Path(__file__).parents[1] / "tests" / "plugins" / "verifier" / "fuzz.py"
+FUZZ = Path(__file__).parents[1] / "tests" / "plugins" / "rewards" / "verifier" / "fuzz.py"
 
 
 def load_fuzz() -> ModuleType:

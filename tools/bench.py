@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.compute.fast.fast_compute import Fast
+from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request
 

@@ -33,7 +33,7 @@ from grpo_lightning import (
     VLLMServerEngine,
 )
 from grpo_lightning.grpo.source import RolloutSource
-from grpo_lightning.training.data import TaskData
+from grpo_lightning.training.task_data import TaskData
 
 
 class Coin(Reward):

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import grpo_lightning
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.compute import Fast
+from grpo_lightning.plugins.compute.fast.fast_compute import Fast
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request
 

@@ -8,7 +8,7 @@ GRPO_TEST_DATA=data python tools/bench_verifier.py --rates    # errors on labell
 how many wrong ones are accepted. The sets of `natural_math/` are text that nobody wrote for a verifier: reference
 solutions of MATH and of Minerva's questions, outputs of Qwen2.5-Math, the test suites of other graders. "Golds of other
 rows" are 3,000 of these solutions, each with the gold answer of another one. The sets of `math_cases/` are attacks;
-cases of `tests/plugins/verifier/prose.jsonl`, whose only fault is prose outside the answer, do not count.
+cases of `tests/plugins/rewards/verifier/prose.jsonl`, whose only fault is prose outside the answer, do not count.
 
 **Times.** The pairs are made up, always the same ones: a gold answer and a completion of some 700 characters that ends
 in an answer, wrong in every other one. Half are whole numbers after `####`, as in GSM8K; the rest is boxed: 20 %
@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 Answers = tuple[str, list[str], list[str]]
@@ -41,7 +41,7 @@ SENTENCE = "First we look at what is given, then {} and {} make {}, as one sees 
 BATCH = 256
 
 
-PROSE = Path(__file__).parents[1] / "tests" / "plugins" / "verifier" / "prose.jsonl"
+PROSE = Path(__file__).parents[1] / "tests" / "plugins" / "rewards" / "verifier" / "prose.jsonl"
 NUM_CROSSED = 3000
 
 

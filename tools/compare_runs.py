@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from plot_run import BLUE, GREEN, GREY, ORANGE
 
-from grpo_lightning.plugins.inspect.comparison import (
+from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     ENOUGH,
     Arms,
@@ -36,9 +36,9 @@ from grpo_lightning.plugins.inspect.comparison import (
     shown,
     with_interval,
 )
-from grpo_lightning.plugins.inspect.configs import flat, read_config
-from grpo_lightning.plugins.inspect.judges import judge_of, warning
-from grpo_lightning.plugins.inspect.scalars import read_scalars
+from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
+from grpo_lightning.plugins.looking.run_files.run_graders import judge_of, warning
+from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars
 
 Array = np.ndarray
 

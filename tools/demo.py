@@ -15,9 +15,9 @@ from pathlib import Path
 
 from plot_run import plot
 
-from grpo_lightning.plugins.inspect.configs import flat, read_config
-from grpo_lightning.plugins.inspect.judges import measure
-from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
+from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
+from grpo_lightning.plugins.looking.run_files.run_graders import measure
+from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
 

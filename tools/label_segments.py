@@ -20,14 +20,14 @@ from typing import Any
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.engine import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.process.reward import ByPattern, last_tokens
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.engines.native.native import NativeEngine
+from grpo_lightning.plugins.rewards.process.process_reward import ByPattern, last_tokens
+from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.types import Completion, FinishReason, Prompt, Question, RandomKey, Request, Sample, Status
 
 ROWS_AT_ONCE = 64

@@ -18,13 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.explore import Explorer
-from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, SumOf
-from grpo_lightning.plugins.learned.replay import Replay, write_labelled
-from grpo_lightning.plugins.learned.reward import SEED, LearnedReward
-from grpo_lightning.plugins.learned.update import RewardUpdate
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.data.arithmetic.arithmetic import Arithmetic
+from grpo_lightning.plugins.engines.native.native import NativeEngine
+from grpo_lightning.plugins.rewards.learned.learned_reward import SEED, LearnedReward
+from grpo_lightning.plugins.rewards.learned.pairwise_loss import BinaryCrossEntropy, BradleyTerry, SumOf
+from grpo_lightning.plugins.rewards.learned.replay import Replay, write_labelled
+from grpo_lightning.plugins.rewards.learned.reward_model_update import RewardUpdate
+from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic
+from grpo_lightning.plugins.data.arithmetic.arithmetic import Arithmetic
 from grpo_lightning.types import Question
 
 PAD, EOS = "<pad>", "<eos>"

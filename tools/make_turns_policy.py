@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from calculator import value_of
 from guess_number import GuessNumber
 
-from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic
+from grpo_lightning.plugins.data.arithmetic.arithmetic import Arithmetic
 from grpo_lightning.types import Question
 
 Task = Literal["calculator", "guess"]

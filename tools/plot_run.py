@@ -10,9 +10,9 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
-from grpo_lightning.plugins.inspect.configs import flat, read_config
-from grpo_lightning.plugins.inspect.judges import measure
-from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
+from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
+from grpo_lightning.plugins.looking.run_files.run_graders import measure
+from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars, validation_names
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 """Okabe and Ito's colours, which the colour-blind can tell apart."""

@@ -257,7 +257,7 @@ def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
     """Writes out.md and out.png of the complete runs; returns the tables."""
     from compare_runs import write
 
-    from grpo_lightning.plugins.inspect.comparison import Metric
+    from grpo_lightning.plugins.looking.report.arm_comparison import Metric
 
     folders: dict[str, list[Path]] = {arm: [] for arm in experiment.arms}
     for run in runs:
@@ -285,7 +285,7 @@ def check(experiment: Experiment, folder: Path, write: bool) -> None:
     Raises:
         ValueError: A metric or an axis is none, or the README cannot take the tables.
     """
-    from grpo_lightning.plugins.inspect.comparison import AXES, Metric
+    from grpo_lightning.plugins.looking.report.arm_comparison import AXES, Metric
 
     for metric in experiment.metrics:
         Metric.parse(metric)

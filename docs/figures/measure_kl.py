@@ -23,7 +23,7 @@ from torch.autograd.functional import jacobian
 from grpo_lightning.maths.kl import K1, K2, K3, KLEstimator, KLPenalty
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped
-from grpo_lightning.plugins.methods.importance_weighted import ImportanceWeighted
+from grpo_lightning.plugins.methods.penalties.importance_weighted import ImportanceWeighted
 
 VOCABULARY = 16
 TRIPLES = 25

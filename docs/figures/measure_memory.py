@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from make_tiny_policy import make_tokenizer
 
-from grpo_lightning.engines.base import Drawn
+from grpo_lightning.engines.engine import Drawn
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, Sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,8 +156,8 @@ def arguments(case: Case) -> list[str]:
 def run_here(options: Sequence[str]) -> None:
     """Fits, and prints what was announced and what was used, in bytes."""
     from grpo_lightning.cli import GRPOCLI
-    from grpo_lightning.plugins.display.quiet import quieten
-    from grpo_lightning.plugins.planning.report import MemoryReport
+    from grpo_lightning.plugins.compute.planning.plan_report import MemoryReport
+    from grpo_lightning.plugins.console.display.quiet import quieten
     from grpo_lightning.policy.policy import Policy
 
     quieten()

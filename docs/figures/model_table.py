@@ -2,7 +2,8 @@
 
     python docs/figures/model_table.py
 
-Each is a tiny random model, saved, loaded and compared as tests/plugins/fast/test_models.py does: a minute or two.
+Each is a tiny random model, saved, loaded and compared as tests/plugins/engines/native/test_models.py does. It takes a
+minute or two.
 """
 
 import re
@@ -21,7 +22,8 @@ HEAD = """# Models
 Any causal LM that transformers loads can be tried: what does not work is refused in a sentence before a run begins.
 For each architecture below, a tiny random model was saved, loaded as a user loads it, and its log-probs, gradients and
 completions were compared with plain forwards of an independent copy
-(`tests/plugins/fast/test_models.py`; transformers {version}, float32). "yes" means that they agree to rounding.
+(`tests/plugins/engines/native/test_models.py`; transformers {version}, float32). "yes" means that they agree to
+rounding.
 
 - **Trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
 - **Shared prefix**: a group's prompt goes through the model once.

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.loop import GRPOLoop
-from grpo_lightning.plugins.fast.kv_memory import GIB
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.planning.memory import Devices, Plan, amount
-from grpo_lightning.plugins.planning.report import process_bytes
+from grpo_lightning.plugins.compute.planning.memory import Devices, Plan, amount
+from grpo_lightning.plugins.compute.planning.plan_report import process_bytes
+from grpo_lightning.plugins.engines.native.kv_memory import GIB
+from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.training.module import GRPOModule

@@ -26,8 +26,8 @@ from plot_run import BLUE, GREY, ORANGE
 from grpo_lightning import CISPO, SAPO, Clipped, Reinforce, SequenceClipped, Surrogate
 from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.methods.gmpo import GMPO
-from grpo_lightning.plugins.methods.target_probability import TargetProbability
+from grpo_lightning.plugins.methods.surrogates.gmpo import GMPO
+from grpo_lightning.plugins.methods.surrogates.target_probability import TargetProbability
 
 GOOD, BAD = (1.0, BLUE, "Â = +1"), (-1.0, ORANGE, "Â = −1")
 EPSILON = 0.2

@@ -24,7 +24,7 @@ import run_experiment
 from compare_runs import read_arms
 from plot_run import BLUE, GREEN, GREY, ORANGE
 
-from grpo_lightning.plugins.inspect.comparison import Arms, curve
+from grpo_lightning.plugins.looking.report.arm_comparison import Arms, curve
 
 COLORS = (GREY, ORANGE, BLUE, GREEN)
 """Of a picture's runs in their order."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
-from grpo_lightning.plugins.inspect.page import write
-from grpo_lightning.plugins.inspect.record import GroupRecord, StepRecord, TokenRecord, read
+from grpo_lightning.plugins.looking.inspector.inspector_page import write
+from grpo_lightning.plugins.looking.inspector.record import GroupRecord, StepRecord, TokenRecord, read
 
 SIZE = (1366, 768)
 NAMES = ("chromium", "chromium-browser", "google-chrome")

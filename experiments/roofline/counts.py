@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
+from grpo_lightning.plugins.engines.native.kv_memory import cache_bytes_per_token
 
 FLOAT32 = 4
 ADAMW = 7 * FLOAT32

@@ -28,8 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from grpo_lightning.engines.sampling import Sampling  # noqa: E402
 from grpo_lightning.maths.rollouts import Rollouts  # noqa: E402
-from grpo_lightning.plugins.fast.compute import Fast  # noqa: E402
-from grpo_lightning.plugins.fast.native import NativeEngine  # noqa: E402
+from grpo_lightning.plugins.compute.fast.fast_compute import Fast  # noqa: E402
+from grpo_lightning.plugins.engines.native.native import NativeEngine  # noqa: E402
 from grpo_lightning.policy.policy import Policy  # noqa: E402
 from grpo_lightning.types import RandomKey, Request  # noqa: E402
 

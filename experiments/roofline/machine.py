@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from grpo_lightning.plugins.fast.products import product
+from grpo_lightning.plugins.compute.fast.products import product
 
 DATA_SHEETS = {
     "GB200": (2500e12, 80e12, 8.0e12),

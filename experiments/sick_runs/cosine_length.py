@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_lightning import Reward, RewardResult, Run, Sample
-from grpo_lightning.plugins.gated.gate import part_of
+from grpo_lightning.plugins.rewards.gated.gate import part_of
 from grpo_lightning.types import at_least
 
 

@@ -81,7 +81,8 @@ def forcing_engine(lengths_of: Callable[[int], Sequence[int]], **options: Any) -
     """
     import torch
 
-    from grpo_lightning.plugins.fast import batch, native
+    from grpo_lightning.plugins.engines.native import native
+    from grpo_lightning.plugins.engines.native import native_batch as batch
 
     class ForcingEngine(native.NativeEngine):
         """Ends each row at its own length."""

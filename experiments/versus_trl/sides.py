@@ -41,12 +41,12 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     from grpo_lightning.engines.sampling import Sampling
     from grpo_lightning.grpo.loop import GRPOLoop
     from grpo_lightning.grpo.step import Observer
-    from grpo_lightning.plugins.conversations.data import PromptDataModule
-    from grpo_lightning.plugins.fast.compute import Fast
-    from grpo_lightning.plugins.fast.native import NativeEngine
+    from grpo_lightning.plugins.compute.fast.fast_compute import Fast
+    from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModule
+    from grpo_lightning.plugins.engines.native.native import NativeEngine
     from grpo_lightning.policy.policy import Policy
-    from grpo_lightning.rewards.base import Reward
     from grpo_lightning.rewards.results import RewardResult
+    from grpo_lightning.rewards.reward import Reward
     from grpo_lightning.tasks.tables import JsonPrompts
     from grpo_lightning.training.module import GRPOModule
 
@@ -90,7 +90,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
 
     def new_engine():
         if engine == "vllm":
-            from grpo_lightning.plugins.vllm.engine import VLLMEngine
+            from grpo_lightning.plugins.engines.vllm.vllm_engine import VLLMEngine
 
             return VLLMEngine()
         if race.lognormal:

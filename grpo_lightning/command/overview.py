@@ -20,21 +20,24 @@ class Command(NamedTuple):
     module: str = "grpo_lightning.cli"
 
 
-INSPECT = "grpo_lightning.plugins.inspect"
-START = "grpo_lightning.plugins.start"
+PLUGINS = "grpo_lightning.plugins"
 
 COMMANDS: dict[str, Command] = {
     "fit": Command("Trains a policy by GRPO."),
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
-    "evaluate": Command("Measures a model on benchmarks, without a run.", "grpo_lightning.plugins.benchmarks.evaluate"),
-    "inspect": Command("Writes a page that shows what a run did to each token.", f"{INSPECT}.page"),
-    "report": Command("Compares runs on one page: curves, a table, what differs.", f"{INSPECT}.report"),
-    "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
-    "init": Command("Writes a project to begin with.", f"{START}.init"),
-    "env": Command("Prints the versions of everything, for a bug report.", f"{START}.env"),
-    "judge": Command("Measures how well a judge agrees with the verifier.", "grpo_lightning.plugins.judge.command"),
+    "evaluate": Command("Measures a model on benchmarks, without a run.", f"{PLUGINS}.data.benchmarks.evaluate"),
+    "inspect": Command(
+        "Writes a page that shows what a run did to each token.", f"{PLUGINS}.looking.inspector.inspector_page"
+    ),
+    "report": Command("Compares runs on one page: curves, a table, what differs.", f"{PLUGINS}.looking.report.report"),
+    "export": Command(
+        "Writes a run's policy as a model for transformers and vLLM.", f"{PLUGINS}.looking.export.export_command"
+    ),
+    "init": Command("Writes a project to begin with.", f"{PLUGINS}.console.start.init"),
+    "env": Command("Prints the versions of everything, for a bug report.", f"{PLUGINS}.console.start.env"),
+    "judge": Command("Measures how well a judge agrees with the verifier.", f"{PLUGINS}.rewards.judge.judge_command"),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }
 

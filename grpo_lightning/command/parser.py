@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from grpo_lightning.command import internals
+from grpo_lightning.command import parser_internals as internals
 from grpo_lightning.command.overview import NEGATIVE, ask
 from grpo_lightning.packaged import packaged
 from grpo_lightning.types import UsageError
@@ -37,7 +37,7 @@ class Parser(LightningArgumentParser):
         except Exception as error:
             if isinstance(error, UsageError | argparse.ArgumentError):
                 raise
-            if not (mistake := ask("plugins.mistakes.imports:refused_import", error)):
+            if not (mistake := ask("plugins.console.mistakes.import_errors:refused_import", error)):
                 raise
             raise mistake from error
 
@@ -55,7 +55,9 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises the mistake behind jsonargparse's message."""
-        mistake = ask("plugins.mistakes.options:explain", self, message, ex) or argparse.ArgumentError(None, message)
+        mistake = ask("plugins.console.mistakes.option_errors:explain", self, message, ex) or argparse.ArgumentError(
+            None, message
+        )
         if self.exit_on_error:
             raise UsageError(str(mistake)) from ex
         raise mistake from ex

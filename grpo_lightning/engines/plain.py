@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Drawn, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings

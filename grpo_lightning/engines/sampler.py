@@ -7,7 +7,7 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.engine import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import text_of
 from grpo_lightning.maths.rollouts import Rollouts

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from grpo_lightning.engines.base import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.engine import RolloutEngine
 from grpo_lightning.engines.sampler import Sampler, SingleTurn
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.reward_batch import RewardBatch

@@ -13,7 +13,7 @@ from grpo_lightning.grpo.explore import Exploration, Explorer
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.tasks.base import Questions
+from grpo_lightning.tasks.task import Questions
 from grpo_lightning.types import RandomKey, Stateful
 
 

@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.sandbox.pool import WorkerPool, inside
 from grpo_lightning.sandbox.worker import Outcome
 from grpo_lightning.types import Sample, Status, UsageError

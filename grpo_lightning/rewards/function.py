@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lightning import ranks
-from grpo_lightning.rewards.base import Reward, Run, described, rows_by_prompt
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.reward import Reward, Run, described, rows_by_prompt
 from grpo_lightning.sandbox.pool import WAITING, LoadError, Outcome, WorkerPool
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.reward import Reward, Run
 from grpo_lightning.types import Sample, at_least
 
 

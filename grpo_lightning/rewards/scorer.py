@@ -13,9 +13,9 @@ import torch
 
 from grpo_lightning import ranks
 from grpo_lightning.maths.reward_batch import weighted_sum
-from grpo_lightning.rewards.base import Reward, RewardFailure, Run
 from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import RewardResult, Scores, Tally
+from grpo_lightning.rewards.reward import Reward, RewardFailure, Run
 from grpo_lightning.types import Question, Sample, Status, UsageError, require
 
 log = logging.getLogger(__name__)

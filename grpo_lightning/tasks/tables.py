@@ -8,8 +8,8 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.tasks.readers import READERS, naming
+from grpo_lightning.tasks.task import Split, Task
 from grpo_lightning.types import Message, Question, UsageError, at_least, require
 
 ANSWER = "answer"

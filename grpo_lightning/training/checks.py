@@ -16,7 +16,7 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import FixedPasses
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, PolicySnapshot
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.training import internals
 from grpo_lightning.training.schedules import check_optimizer
 from grpo_lightning.types import TOTAL, UsageError

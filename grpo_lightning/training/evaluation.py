@@ -19,14 +19,14 @@ from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Reward, measured_by, title_of
 from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import Scores
+from grpo_lightning.rewards.reward import Reward, measured_by, title_of
 from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.sandbox.pool import WorkerPool
 from grpo_lightning.training import internals
-from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.half_width import HalfWidth
+from grpo_lightning.training.task_data import PromptBatch
 from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError, at_least
 
 STEP = 2**32 - 1

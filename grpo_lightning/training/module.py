@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.engine import RolloutEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -25,7 +25,7 @@ from grpo_lightning.policy import sharding
 from grpo_lightning.policy.architecture import evaluating
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapshot, RecordedLogp, TrainedCopy
-from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning.rewards.reward import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.averages import (
     CURRENT,
@@ -43,13 +43,13 @@ from grpo_lightning.training.checks import (
     check_strategy,
     warn_of_lost_updates,
 )
-from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import EvaluatingModule, Evaluation, Validation
 from grpo_lightning.training.internals import has_end
-from grpo_lightning.training.machine import Guard, LightningMachine
+from grpo_lightning.training.lightning_machine import Guard, LightningMachine
 from grpo_lightning.training.sampler_gap import SamplerGap
 from grpo_lightning.training.schedules import OptimizerOptions, WarmupCosine
 from grpo_lightning.training.step_report import StepReport
+from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.training.whole_steps import WholeSteps
 from grpo_lightning.types import UsageError
 

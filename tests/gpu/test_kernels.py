@@ -10,7 +10,7 @@ from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_lightning import Fast, NativeEngine, Policy, RandomKey, Sampling
-from grpo_lightning.plugins.fast.attention import additive
+from grpo_lightning.plugins.compute.fast.attention import additive
 from grpo_lightning.policy.architecture import recompute_activations
 
 FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

@@ -10,7 +10,7 @@ from helpers.fast import policy_of
 from helpers.tiny import prompts_of
 
 from grpo_lightning import NativeEngine, Policy, RandomKey, Request, Sampling
-from grpo_lightning.plugins.fast import batch
+from grpo_lightning.plugins.engines.native import native_batch as batch
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning import Exploration, Explorer, PlainEngine, Policy, RandomKey, Sampling, Scorer, UsageError
-from grpo_lightning.engines.base import Drawn
+from grpo_lightning.engines.engine import Drawn
 
 
 class Watched(PlainEngine):

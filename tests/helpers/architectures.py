@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_lightning import Fast, PlainEngine, Policy, RolloutEngine, Rollouts, Sampling, StopStrings
-from grpo_lightning.plugins.fast.batch import Batch
-from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
-from grpo_lightning.plugins.fast.native import NativeEngine, slab_attention
-from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
+from grpo_lightning.plugins.compute.fast.shared_prefix import ATTENTION
+from grpo_lightning.plugins.engines.native.kv_memory import cache_bytes_per_token
+from grpo_lightning.plugins.engines.native.native import NativeEngine, slab_attention
+from grpo_lightning.plugins.engines.native.native_batch import Batch
 from grpo_lightning.types import RandomKey, Request, UsageError
 from helpers.drawing import gap
 from helpers.families import save

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 
 from grpo_lightning import PlainEngine, Policy, RandomKey, Request, Sampling
-from grpo_lightning.engines.base import Drawn
+from grpo_lightning.engines.engine import Drawn
 
 
 class Copying(PlainEngine):

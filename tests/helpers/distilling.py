@@ -11,15 +11,15 @@ from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Reinforce
-from grpo_lightning.plugins.conversations.data import PromptDataModule
-from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
-from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
-from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
-from grpo_lightning.plugins.distillation.teacher import Teacher
+from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModule
+from grpo_lightning.plugins.methods.distillation.full_vocabulary import FullVocabulary
+from grpo_lightning.plugins.methods.distillation.no_advantage import NoAdvantage
+from grpo_lightning.plugins.methods.distillation.self_teacher import SelfTeacher
+from grpo_lightning.plugins.methods.distillation.teacher import Teacher
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.tasks.base import Task
+from grpo_lightning.tasks.task import Task
 from grpo_lightning.types import Question
 from helpers import two_ranks
 from helpers.fast import fit, policy_of

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from grpo_lightning.engines.base import Drawn
+from grpo_lightning.engines.engine import Drawn
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request
 

@@ -280,11 +280,11 @@ def become_a_gpu() -> None:
 def watch_phases() -> None:
     """Divides a run into phases, and makes gradients up: torch has no backward pass for a device that is not there."""
     from grpo_lightning.grpo.loop import GRPOLoop
-    from grpo_lightning.plugins.fast import batch
-    from grpo_lightning.plugins.inspect import candidates
+    from grpo_lightning.plugins.engines.native import native_batch as batch
+    from grpo_lightning.plugins.looking.inspector import candidates
     from grpo_lightning.policy.policy import Policy
     from grpo_lightning.training import evaluation, module
-    from grpo_lightning.training.machine import LightningMachine
+    from grpo_lightning.training.lightning_machine import LightningMachine
 
     phases: list[tuple[Any, str, str]] = [
         (batch.Batch, "_forward", "position"),

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from grpo_lightning import Compute, GRPOLoop, Guard, Policy, Reward, Rollouts, Sampling, StopRule, Task, TaskData
 from grpo_lightning.engines import trial
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.engine import RolloutEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.step import Minibatch, Step

@@ -1,8 +1,8 @@
 """Games of `Guess` that a script plays, explored as a step of a run."""
 
 from grpo_lightning import EnvironmentReward, Exploration, Explorer, Policy, Reward, Sampling, Scorer, ScriptedEngine
-from grpo_lightning.plugins.conversations.conversations import Conversations
-from grpo_lightning.plugins.conversations.instances import Limits
+from grpo_lightning.plugins.data.conversations.conversations import Conversations
+from grpo_lightning.plugins.data.conversations.instances import Limits
 from grpo_lightning.types import Prompt, Question, RandomKey
 from helpers.fast import policy_of
 from helpers.guessing import Guess, thinking

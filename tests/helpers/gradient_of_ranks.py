@@ -28,25 +28,25 @@ from grpo_lightning.maths.weightings import (
     TokenWeighting,
     Unweighted,
 )
-from grpo_lightning.plugins.conversations.data import PromptDataModule
-from grpo_lightning.plugins.conversations.reward import EnvironmentReward
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.methods.batch_std import BatchStd
-from grpo_lightning.plugins.methods.cispo import CISPO
-from grpo_lightning.plugins.methods.dppo import DPPO
-from grpo_lightning.plugins.methods.gmpo import GMPO
-from grpo_lightning.plugins.methods.group_token_mean import GroupTokenMean
-from grpo_lightning.plugins.methods.gspo_token import SequenceClippedToken
-from grpo_lightning.plugins.methods.importance_weighted import ImportanceWeighted
-from grpo_lightning.plugins.methods.leave_one_out import LeaveOneOut
-from grpo_lightning.plugins.methods.off_policy_mask import OffPolicyMask
-from grpo_lightning.plugins.methods.per_reward_std import PerRewardStd
-from grpo_lightning.plugins.methods.sapo import SAPO
-from grpo_lightning.plugins.methods.target_probability import TargetProbability
-from grpo_lightning.plugins.methods.top_entropy import TopEntropy
-from grpo_lightning.plugins.methods.vespo import VESPO
-from grpo_lightning.plugins.process.supervision import ProcessSupervision
-from grpo_lightning.plugins.stale.source import StaleSource
+from grpo_lightning.plugins.data.conversations.conversation_reward import EnvironmentReward
+from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModule
+from grpo_lightning.plugins.engines.native.native import NativeEngine
+from grpo_lightning.plugins.methods.advantages.batch_std import BatchStd
+from grpo_lightning.plugins.methods.advantages.leave_one_out import LeaveOneOut
+from grpo_lightning.plugins.methods.advantages.per_reward_std import PerRewardStd
+from grpo_lightning.plugins.methods.penalties.importance_weighted import ImportanceWeighted
+from grpo_lightning.plugins.methods.process_supervision.process_supervision import ProcessSupervision
+from grpo_lightning.plugins.methods.surrogates.cispo import CISPO
+from grpo_lightning.plugins.methods.surrogates.dppo import DPPO
+from grpo_lightning.plugins.methods.surrogates.gmpo import GMPO
+from grpo_lightning.plugins.methods.surrogates.gspo_token import SequenceClippedToken
+from grpo_lightning.plugins.methods.surrogates.off_policy_mask import OffPolicyMask
+from grpo_lightning.plugins.methods.surrogates.sapo import SAPO
+from grpo_lightning.plugins.methods.surrogates.target_probability import TargetProbability
+from grpo_lightning.plugins.methods.surrogates.vespo import VESPO
+from grpo_lightning.plugins.methods.token_weights.group_token_mean import GroupTokenMean
+from grpo_lightning.plugins.methods.token_weights.top_entropy import TopEntropy
+from grpo_lightning.plugins.sources.stale.stale_source import StaleSource
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.types import Completion, Sample

@@ -9,7 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from grpo_lightning import Inspector
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.plugins.inspect.record import (
+from grpo_lightning.plugins.looking.inspector.record import (
     FOLDER,
     CompletionRecord,
     GroupRecord,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning import LearnedReward, Replay, Reward, RewardResult, RewardUpdate, Scorer, Scores
-from grpo_lightning.plugins.learned.replay import LabelledGroup
+from grpo_lightning.plugins.rewards.learned.replay import LabelledGroup
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 from helpers.tiny import model_of, tokenizer
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_lightning.plugins.process.reward import ByPattern
-from grpo_lightning.plugins.reasoning_gym.task import ReasoningGymReward
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.rewards.process.process_reward import ByPattern
+from grpo_lightning.plugins.rewards.reasoning_gym.gym_task import ReasoningGymReward
+from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.sandbox.pool import WorkerPool
 
 

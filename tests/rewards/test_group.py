@@ -7,9 +7,9 @@ import pytest
 from helpers.paths import ROOT
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import GroupReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.reward import GroupReward
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from grpo_lightning import JsonPrompts, UsageError
-from grpo_lightning.tasks.base import Split
+from grpo_lightning.tasks.task import Split
 
 ROWS = [
     {"question": "1+1?", "answer": "so\n#### 2", "level": "easy"},

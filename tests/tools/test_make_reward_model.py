@@ -6,8 +6,8 @@ from helpers.loading import load_tool
 from transformers import AutoModelForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.learned.replay import read_labelled
-from grpo_lightning.plugins.learned.reward import SEED, LearnedReward
+from grpo_lightning.plugins.rewards.learned.learned_reward import SEED, LearnedReward
+from grpo_lightning.plugins.rewards.learned.replay import read_labelled
 
 tool = load_tool("make_reward_model")
 

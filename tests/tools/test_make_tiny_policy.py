@@ -8,7 +8,7 @@ from helpers.loading import load_tool
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.arithmetic.arithmetic import Arithmetic
+from grpo_lightning.plugins.data.arithmetic.arithmetic import Arithmetic
 
 tool = load_tool("make_tiny_policy")
 

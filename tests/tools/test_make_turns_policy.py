@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from examples.guess_number import GuessNumber
 from grpo_lightning import Arithmetic, ToolEnvironment
 from grpo_lightning.cli import run
-from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
+from grpo_lightning.plugins.data.conversations.dialogue import PLAIN, Dialogue
 
 tool = load_tool("make_turns_policy")
 RNG = random.Random(0)

@@ -11,11 +11,11 @@ from helpers.fitting import Digits, EarlyDigits, Echo, Product, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
-from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.function import FunctionReward
-from grpo_lightning.training.data import PromptBatch, TaskData
+from grpo_lightning.rewards.reward import Reward, RewardFailure
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike, judge_class
 from grpo_lightning.training.half_width import HalfWidth
+from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 

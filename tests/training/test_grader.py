@@ -10,10 +10,10 @@ import torch
 from helpers.fitting import Digits, Echo, Steps, fit, resumes_exactly, scalars
 
 from grpo_lightning import FunctionReward, RewardResult
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.tasks.orders import Shuffled
-from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import Validation
+from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.types import Sample
 
 

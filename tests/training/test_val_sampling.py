@@ -10,7 +10,7 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of
 
 from grpo_lightning import GRPOModule, PlainEngine, Sampling, UsageError, Validation, ValidationSampling
-from grpo_lightning.engines.base import Drawn
+from grpo_lightning.engines.engine import Drawn
 
 TRAINING = Sampling(max_new_tokens=12, temperature=0.9, top_p=0.8, stop=["ab"])
 

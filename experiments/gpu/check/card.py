@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from varlen_attention import Rows, varlen
 
-from grpo_lightning.plugins.fast.attention import additive, masked
+from grpo_lightning.plugins.compute.fast.attention import additive, masked
 
 PACKAGES = ("torch", "transformers", "lightning", "trl", "datasets", "peft", "triton", "jsonargparse", "accelerate")
 KEY_HEADS, SIZE = 2, 64

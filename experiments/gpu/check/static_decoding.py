@@ -18,9 +18,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from grpo_lightning import NativeEngine, RandomKey, Request, Sampling, StopStrings
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import draw
-from grpo_lightning.plugins.fast.attention import additive, masked
-from grpo_lightning.plugins.fast.batch import Batch, groups_of
-from grpo_lightning.plugins.fast.native import slab_attention
+from grpo_lightning.plugins.compute.fast.attention import additive, masked
+from grpo_lightning.plugins.engines.native.native import slab_attention
+from grpo_lightning.plugins.engines.native.native_batch import Batch, groups_of
 
 ATTENTION = "static_slab"
 

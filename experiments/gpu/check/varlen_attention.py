@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning import Rollouts
-from grpo_lightning.plugins.fast.shared_prefix import SharedPrefix
+from grpo_lightning.plugins.compute.fast.shared_prefix import SharedPrefix
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""Methods beside GRPO itself: a file per paper, a class per formula."""
+"""Advantages, surrogates, weights and stop rules of other papers, and learning from a teacher."""

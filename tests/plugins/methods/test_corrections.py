@@ -11,7 +11,13 @@ from torch import Tensor
 from grpo_lightning import Clipped, Objective, Reinforce, Rollouts
 from grpo_lightning.maths.corrections import Correction, NoCorrection, TruncatedRatio
 from grpo_lightning.maths.mismatch import Mismatch
-from grpo_lightning.plugins.methods.mismatch_masks import GeometricMask, ProbabilityGap, RatioMask, SequenceMask, kept
+from grpo_lightning.plugins.methods.token_weights.mismatch_masks import (
+    GeometricMask,
+    ProbabilityGap,
+    RatioMask,
+    SequenceMask,
+    kept,
+)
 
 
 def far_rollouts(seed: int = 0) -> Rollouts:

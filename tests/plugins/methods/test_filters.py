@@ -6,7 +6,7 @@ import torch
 from helpers.tiny import rollouts_of
 
 from grpo_lightning.maths.filters import Truncated
-from grpo_lightning.plugins.methods.top_entropy import TopEntropy
+from grpo_lightning.plugins.methods.token_weights.top_entropy import TopEntropy
 
 
 def test_truncated_leaves_out_whole_completions_by_hand():

@@ -11,13 +11,13 @@ from helpers.tiny import rollouts_of
 from grpo_lightning.maths.advantages import GroupMean
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Clipped
-from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy
-from grpo_lightning.plugins.methods.dppo import DPPO
-from grpo_lightning.plugins.methods.gmpo import GMPO
-from grpo_lightning.plugins.methods.maxrl import MaxRL
-from grpo_lightning.plugins.methods.mismatch_masks import ProbabilityGap
-from grpo_lightning.plugins.methods.off_policy_mask import OffPolicyMask
-from grpo_lightning.plugins.methods.vespo import VESPO
+from grpo_lightning.plugins.methods.advantages.maxrl import MaxRL
+from grpo_lightning.plugins.methods.penalties.adaptive_entropy import AdaptiveEntropy
+from grpo_lightning.plugins.methods.surrogates.dppo import DPPO
+from grpo_lightning.plugins.methods.surrogates.gmpo import GMPO
+from grpo_lightning.plugins.methods.surrogates.off_policy_mask import OffPolicyMask
+from grpo_lightning.plugins.methods.surrogates.vespo import VESPO
+from grpo_lightning.plugins.methods.token_weights.mismatch_masks import ProbabilityGap
 
 
 def test_maxrl_by_hand():

@@ -1,0 +1,1 @@
+"""What a user sees in the terminal: help, lines of progress, mistakes, a first project, ranks."""

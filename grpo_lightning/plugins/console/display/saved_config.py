@@ -1,0 +1,121 @@
+"""The configuration of a run: in its folder, with those of earlier starts, and in its loggers."""
+
+import inspect
+import re
+import warnings
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
+
+import grpo_lightning
+from grpo_lightning import disk
+from grpo_lightning.command.parser_internals import subparsers_of
+from grpo_lightning.plugins.looking.run_files.run_configs import UNTIL, differing, earlier_files, flat, without_secrets
+from grpo_lightning.training.evaluation import judge_class
+from grpo_lightning.types import UsageError
+
+FOREIGN = r"class_path='(?!grpo_lightning\.|torch\.optim\.)"
+"""A class of another library, or of the user's, in the text of a configuration."""
+
+UNREADABLE = "Unable to serialize instance "
+"""How jsonargparse begins the text that it writes in place of an object."""
+
+
+class SaveConfig(SaveConfigCallback):
+    """Keeps the newest configuration as `config.yaml`; earlier ones move to `config.1.yaml`, `config.2.yaml` ...
+
+    The first line of an earlier one says until which step it was in force. Every logger gets the options too.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Nothing: the model may fail to load, and `validate` must leave the config.yaml of a run alone."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the file, on rank 0, and shows the options in every logger."""
+        if not trainer.is_global_zero:
+            return
+        config = self.config.clone()
+        task_judge = trainer.datamodule.task.judge  # type: ignore[attr-defined]
+        if config.model.validation.judge is None and task_judge is not None:
+            # Whoever reads the file knows by what validation was judged.
+            kind = judge_class(task_judge)
+            module = "grpo_lightning" if kind.__name__ in grpo_lightning.__all__ else kind.__module__
+            given = inspect.signature(kind).parameters.values()
+            defaults = {one.name: one.default for one in given if one.default is not one.empty}
+            made = Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
+            config["model.validation.judge"] = made
+        # The file describes the run, not how it was started.
+        config["ckpt_path"] = None
+        text = self.parser.dump(config, skip_unset=False)
+        folder = Path(trainer.default_root_dir)
+        self._keep(folder / "config.yaml", text, trainer.current_epoch, resumed=trainer.ckpt_path is not None)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(without_secrets(yaml.safe_load(text)))
+
+    def _keep(self, path: Path, text: str, steps: int, resumed: bool) -> None:
+        for until, old in earlier_files(path.parent):
+            if until > steps:  # the run goes on from an earlier checkpoint
+                rest = old.read_text(encoding="utf-8").partition("\n")[2]
+                disk.write_whole(old, f"{UNTIL}{steps}\n{rest}")
+        if path.exists():
+            earlier = path.read_text(encoding="utf-8")
+            changes = differences(earlier, text)
+            if not changes:
+                return
+            numbered = (path.with_name(f"config.{number}.yaml") for number in count(1))
+            old = next(file for file in numbered if not file.exists())
+            disk.write_whole(old, f"{UNTIL}{steps}\n{earlier}")
+            if resumed:
+                rank_zero_info(f"continued with other options ({old.name} has the earlier ones): {', '.join(changes)}")
+        disk.write_whole(path, text)
+
+
+def check_readable(parser: Any, config: Namespace) -> None:
+    """Raises UsageError for options that config.yaml could not give back, so that no run could go on with it.
+
+    Args:
+        parser: That of the whole command line.
+        config: The options of a subcommand, with its name.
+    """
+    parser = subparsers_of(parser)[config.subcommand]
+    config = config[config.subcommand]
+    if not re.search(FOREIGN, str(config)):
+        return  # classes of this package and the optimizers are read back, as tests show, and it takes a while
+    subject = "config.yaml, with which a run goes on,"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # jsonargparse warns of what the loop below refuses
+            text = parser.dump(config, skip_unset=False)
+    except (ValueError, TypeError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UsageError(f"{subject} cannot hold {cause.args[-1]}. Give text or numbers") from error
+    for key, value in flat(yaml.safe_load(text)).items():
+        if UNREADABLE in str(value):
+            raise UsageError(
+                f"{key}: {subject} cannot hold {str(value).removeprefix(UNREADABLE)}. Give a function or class of a "
+                "module, by its import path"
+            )
+    try:
+        again = parser.dump(parser.parse_string(text), skip_unset=False)
+    except UsageError as error:
+        raise UsageError(f"{subject} could not be read again: {error}") from error
+    if changes := differences(text, again):
+        raise UsageError(f"{subject} would be read as other options: {', '.join(changes)}. Give other values for them")
+
+
+def differences(earlier: str, later: str) -> list[str]:
+    """`loop.mu 1 -> 2` for every option that differs between two configurations in YAML."""
+    try:
+        configs = [yaml.safe_load(text) or {} for text in (earlier, later)]
+    except yaml.YAMLError:  # edited by hand
+        return ["config.yaml, which was no YAML"]
+    changed = differing([flat(config) | {"ckpt_path": None} for config in configs])
+    before, now = (flat(without_secrets(config)) for config in configs)
+    return [f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in changed]

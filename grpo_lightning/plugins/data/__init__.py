@@ -1,0 +1,1 @@
+"""Tasks beyond a table of questions: conversations, benchmarks, orders of questions."""

@@ -1,0 +1,57 @@
+"""Questions from a dataset of the Hugging Face Hub."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from grpo_lightning.tasks.tables import Table
+from grpo_lightning.tasks.task import Split
+from grpo_lightning.types import UsageError
+
+
+class HubPrompts(Table):
+    r"""Questions from a dataset of the Hugging Face Hub, or from a folder laid out like one.
+
+    All columns but the question and the answer go into the question's metadata.
+
+    Args:
+        id: The dataset, such as `openai/gsm8k`.
+        config: Its configuration, such as `main`, where it has several.
+        train: Name of its split to train on; slices such as `train[:-500]` are allowed.
+        val: Name of its split for validation, such as `train[-500:]`.
+        test: Name of its split for testing.
+        predict: Name of its split to answer; its rows may lack an answer.
+        revision: Branch, tag or commit of the dataset; a commit makes the run repeatable.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        config: str | None = None,
+        train: str | None = "train",
+        val: str | None = None,
+        test: str | None = "test",
+        predict: str | None = None,
+        question: str = "question",
+        answer: str = "answer",
+        answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
+        revision: str | None = None,
+        max_lines: int | None = None,
+    ) -> None:
+        super().__init__(question, answer, answer_pattern, max_lines, train=train, val=val, test=test, predict=predict)
+        self.id, self.config, self.revision = id, config, revision
+
+    def _table(self, split: Split, given: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
+        import datasets  # takes a second, which other tasks need not wait for
+
+        if given is None:
+            raise UsageError(f"data.task.{split} is not set: give the name of a split of {self.id}")
+        datasets.disable_progress_bars()
+        try:
+            rows = datasets.load_dataset(self.id, self.config, split=given, revision=self.revision)
+        except (ConnectionError, datasets.exceptions.DatasetsError, ValueError) as error:
+            raise UsageError(
+                f"data.task.id={self.id!r} (config={self.config!r}, {split}={given!r}, revision={self.revision!r}) "
+                f"could not be loaded: {error.__cause__ or error}: fix the name, or download it first if this machine "
+                "is offline"
+            ) from error
+        return f"{self.id}/{given}", f"{self.id}/{given}", enumerate(rows, 1)

@@ -1,0 +1,1 @@
+"""Engines beyond the definition of decoding."""

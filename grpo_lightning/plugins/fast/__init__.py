@@ -1,1 +1,0 @@
-"""Speed: the shared prefix, fused layers and products, and the native engine."""

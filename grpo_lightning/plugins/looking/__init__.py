@@ -1,0 +1,1 @@
+"""Looking at runs: records of tokens, pages, reports, exports, loggers."""

@@ -1,0 +1,1 @@
+"""A run's policy as a model for transformers and vLLM."""

@@ -1,0 +1,1 @@
+"""Completions as tables, and a logger for Trackio."""

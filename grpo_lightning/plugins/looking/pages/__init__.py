@@ -1,0 +1,1 @@
+"""Pages of HTML: templates, styles and scripts."""

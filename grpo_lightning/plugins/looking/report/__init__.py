@@ -1,0 +1,1 @@
+"""Runs compared on one page."""

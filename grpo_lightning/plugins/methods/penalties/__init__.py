@@ -1,0 +1,1 @@
+"""KL estimators and entropy terms of other papers."""

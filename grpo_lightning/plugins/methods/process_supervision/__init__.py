@@ -1,0 +1,1 @@
+"""Advantages from the rewards of segments."""

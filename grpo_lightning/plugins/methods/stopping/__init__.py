@@ -1,0 +1,1 @@
+"""Rules that stop the passes over a step."""

@@ -1,0 +1,1 @@
+"""Surrogate objectives of other papers."""

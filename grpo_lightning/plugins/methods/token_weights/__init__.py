@@ -1,0 +1,1 @@
+"""Weights and masks per token of other papers."""

@@ -1,0 +1,1 @@
+"""Rewards beyond the core's: verifiers, programs, judges, reward models."""

@@ -1,0 +1,59 @@
+"""A reward that counts only where another reward is high enough."""
+
+import math
+from collections.abc import Sequence
+
+from grpo_lightning.rewards.function import as_reward
+from grpo_lightning.rewards.results import RewardResult, Segment
+from grpo_lightning.rewards.reward import Reward
+from grpo_lightning.types import Sample, Status, UsageError
+
+
+def part_of(whole: Reward, key: str, part: Reward) -> Reward:
+    """`part`, unless it cannot be the argument `key` of `whole`: its weight is ignored there, and it cannot learn."""
+    part = as_reward(part)
+    if part.weight != 1:
+        raise UsageError(f"{key}.weight={part.weight} of {whole.name}: leave it at 1; `weight` of {whole.name} counts")
+    if type(part).learn is not Reward.learn:
+        raise UsageError(f"{key}={type(part).__name__} of {whole.name}: put a reward that learns into the list itself")
+    return part
+
+
+class Gated(Reward):
+    """The value of one reward where another one, the gate, is above a threshold, and 0 elsewhere.
+
+    `Gated(reward=FormatReward, gate=MathVerifier)` lets correctness gate format: form earns nothing without content.
+
+    Args:
+        reward: The reward that counts where the gate is open.
+        gate: The reward that decides. A completion on which it fails gets NaN.
+        threshold: The gate is open where its value is above this.
+    """
+
+    def __init__(
+        self, reward: Reward, gate: Reward, threshold: float = 0.5, weight: float = 1.0, name: str | None = None
+    ) -> None:
+        super().__init__(weight, name)
+        self.reward = part_of(self, "reward", reward)
+        self.gate = part_of(self, "gate", gate)
+        self.threshold = threshold
+        self.parts = self.gate, self.reward
+        self.scores_early = all(part.scores_early for part in self.parts)
+        self.grades_cheaply = all(part.grades_cheaply for part in self.parts)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """The statuses of the two joined by `-`, gate first, without `ok`: `no_answer-no_match`.
+
+        If both are `ok`, the status is `ok` when the gate is open, else `closed`. The answers are the gate's.
+        """
+        gates, inner = self.gate(samples), self.reward(samples)
+        result = RewardResult([], [], gates.answer, None if inner.segments is None else [])
+        for row, gate in enumerate(gates.value):
+            is_open = gate > self.threshold
+            result.value.append(math.nan if math.isnan(gate) else inner.value[row] if is_open else 0.0)
+            statuses = [status for status in (gates.status[row], inner.status[row]) if status != Status.OK]
+            result.status.append("-".join(statuses) or (Status.OK if is_open else Status.CLOSED))
+            if result.segments is not None and inner.segments is not None:
+                segments = inner.segments[row]
+                result.segments.append(segments if is_open else [Segment(segment.end, 0.0) for segment in segments])
+        return result

@@ -1,0 +1,158 @@
+"""The server of a judge, of OpenAI's kind, with limits, repetitions, and a cache on disk."""
+
+import json
+import math
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError
+from grpo_lightning.plugins.rewards.judge.limits import Limits
+from grpo_lightning.sandbox.pool import Closed, Outcome
+from grpo_lightning.types import Status, UsageError
+
+PASSING = {0, 408, 409, 425, 429, 500, 502, 503, 504}
+"""HTTP's numbers for what may pass: the request is repeated. 0 is no answer."""
+BUSY = {408, 409, 425, 429}  # those of a server that is there and has too much to do
+LONGEST_PAUSE = 600.0  # seconds; a server that asks for more has failed
+MAX_REPLY = 1 << 24  # bytes; a reply is an object with a sentence and a number
+LOOK_SECONDS = 0.02  # after which the first of those that wait for the limits looks again
+
+
+class Service:
+    """A judge. Equal requests are made once, and never again while the file of the cache is there.
+
+    `rates` are requests and tokens per minute, None for no limit. Tokens are those that the server counts; before a
+    reply they are estimated. `timeout` is the longest silence in seconds, `cache` a file, empty for none.
+    """
+
+    pauses = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the repetitions of a request
+
+    def __init__(self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str) -> None:
+        token = os.environ.get("JUDGE_API_KEY", "").strip()
+        if not re.fullmatch("[!-~]*", token):
+            raise UsageError(
+                "JUDGE_API_KEY: the key holds a space, a line break or a letter that no key has: copy it anew"
+            )
+        self.server = Server(url, timeout, "url", token, MAX_REPLY)
+        self.concurrency, self.rates, self.cache = concurrency, rates, cache
+        self.writing, self.closed, self.hung_up = threading.Lock(), threading.Event(), ExitStack()
+        self.turn = threading.Lock()  # of the one thread that waits for the limits; the others wait for it
+        self.share(1)
+
+    def share(self, num_ranks: int) -> None:
+        """Divides the limits among the processes of a run."""
+        self.limits = Limits(*((rate or math.inf) / num_ranks for rate in self.rates))
+
+    def refusal(self, body: dict[str, Any]) -> str:
+        """Why the server does not answer a request, which is made once; empty if it does, or is merely busy."""
+        self._open()
+        key = self._key(body)
+        try:
+            if not self._stored("SELECT text FROM replies WHERE key = ?", key):
+                self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, self._text(body))
+        except ServerError as error:
+            return "" if error.status in BUSY else str(error)
+        except (sqlite3.Error, OSError) as error:
+            return f"cache={self.cache}: {type(error).__name__}: {error}"
+        return ""
+
+    def ask(self, bodies: Sequence[dict[str, Any]]) -> list[Outcome]:
+        """The text of the reply to each body; `error` or `timeout` if there is none."""
+        self._open()
+        keys = [self._key(body) for body in bodies]
+        unique = dict(zip(keys, bodies, strict=True))
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            try:
+                found = dict(zip(unique, pool.map(self._outcome, unique, unique.values()), strict=True))
+            except BaseException:
+                self.close()
+                raise
+        return [found[key] for key in keys]
+
+    def _open(self) -> None:
+        """Allows requests again after `close`."""
+        self.closed.clear()
+        self.hung_up.close()
+
+    def close(self) -> None:
+        """Ends all requests."""
+        self.closed.set()
+        self.hung_up.enter_context(self.server.hung_up())
+
+    def _key(self, body: dict[str, Any]) -> str:
+        """The name of a reply in the cache: two servers may have a model of the same name."""
+        return json.dumps([self.server.url, body], sort_keys=True)
+
+    def _outcome(self, key: str, body: dict[str, Any]) -> Outcome:
+        """The text of a reply, which is kept."""
+        try:
+            if kept := self._stored("SELECT text FROM replies WHERE key = ?", key):
+                return Outcome(Status.OK, kept[0][0])
+            text = self._repeated(body)
+            self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
+            return Outcome(Status.OK, text)
+        except ServerError as error:
+            late = isinstance(error.__cause__, TimeoutError)
+            return Outcome(Status.TIMEOUT if late else Status.ERROR, None, str(error))
+        except (sqlite3.Error, OSError) as error:  # a disk that is full
+            return Outcome(Status.ERROR, None, f"{type(error).__name__}: {error}")
+
+    def _repeated(self, body: dict[str, Any]) -> str:
+        """The text of a reply, after as many repetitions as are allowed."""
+        for pause in self.pauses:
+            try:
+                return self._text(body)
+            except ServerError as error:
+                seconds = seconds_of(error.retry_after)
+                if error.status not in PASSING or seconds > LONGEST_PAUSE:
+                    raise
+                self.limits.quiet_until = max(self.limits.quiet_until, monotonic() + seconds)
+            self.closed.wait(pause)
+        return self._text(body)
+
+    def _text(self, body: dict[str, Any]) -> str:
+        """The text of one reply, once the limits allow to ask for it."""
+        request, tokens = object(), len(str(body)) / 3 + body.get("max_tokens", 0)
+        with self.turn:
+            while self.closed.is_set() or not self.limits.begin(request, tokens):
+                if self.closed.wait(LOOK_SECONDS):
+                    raise Closed
+        try:
+            answer = self.server.post("/chat/completions", body)
+            tokens = float((answer.get("usage") or {}).get("total_tokens", tokens))
+            text = answer["choices"][0]["message"]["content"]
+            if not isinstance(text, str):
+                raise TypeError(f"its content is {json.dumps(text)[:80]}")
+            return text.encode(errors="replace").decode()  # no file takes half a character
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ServerError(f"not the reply of a chat: {type(error).__name__}: {error}") from error
+        finally:
+            self.limits.end(request, tokens)
+
+    def _stored(self, query: str, *values: str) -> list[tuple[str]]:
+        """The rows that the cache has for a query."""
+        is_missing = query.startswith("SELECT") and not Path(self.cache).exists()
+        if not self.cache or is_missing:  # a run that is refused leaves no file
+            return []
+        Path(self.cache).parent.mkdir(parents=True, exist_ok=True)
+        with self.writing, closing(sqlite3.connect(self.cache, timeout=60)) as database, database:
+            database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, text TEXT)")
+            return database.execute(query, values).fetchall()
+
+
+def seconds_of(retry_after: str) -> float:
+    """The seconds that a header asks for, by a number or a date; 0 if it does not."""
+    with suppress(ValueError):
+        return float(retry_after)
+    with suppress(ValueError):
+        return parsedate_to_datetime(retry_after).timestamp() - time()
+    return 0.0

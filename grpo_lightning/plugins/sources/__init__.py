@@ -1,0 +1,1 @@
+"""Sources of rollouts beyond the synchronous one: asynchronous, stale, with demonstrations."""

@@ -1,0 +1,75 @@
+"""Runs with a judge and programs, and what they show."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.judging import Scripted, judging
+from helpers.loading import load_tool
+from helpers.paths import ROOT
+from helpers.programs import programs
+
+from grpo_lightning.plugins.looking.inspector.record import read
+from tools.scripted_judge import by_likeness
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that has just learned the form of an answer, and its questions."""
+    out = tmp_path_factory.mktemp("code") / "policy"
+    load_tool("make_code_policy").make(out, updates=150, layers=1)
+    return out
+
+
+def command(folder: Path, policy: Path, server: Scripted) -> list[str]:
+    options = {
+        "trainer.default_root_dir": folder,
+        "trainer.max_epochs": 1,
+        "trainer.enable_progress_bar": "false",
+        "trainer.limit_val_batches": 0,
+        "model.policy.path": policy,
+        "data.task.train": policy / "train.jsonl",
+        "data.task.val": policy / "val.jsonl",
+        "loop.group_size": 4,
+        "loop.prompts_per_step": 4,
+        "completions.every_n_steps": 1,
+        "inspect.every_n_steps": 1,
+    }
+    judge = {"url": server.url, "model": "m", "rubric": f"{ROOT}/configs/code_rubric.txt", "concurrency": 2}
+    judge["cache"] = str(folder / "judge.sqlite")
+    rewards = [
+        {"class_path": "JudgeReward", "init_args": judge},
+        {"class_path": "CodeReward", "init_args": {"partial_credit": True, "num_workers": 1}},
+    ]
+    given = [f"--{key}={value}" for key, value in options.items()]
+    return ["fit", f"--config={ROOT}/configs/code_judge.yaml", *given, f"--model.rewards={json.dumps(rewards)}"]
+
+
+@pytest.mark.whole
+def test_files_and_records_show_what_the_judge_said_and_which_tests_failed(policy: Path, tmp_path: Path) -> None:
+    with (
+        judging(lambda index, body: by_likeness(body)) as server,
+        programs({"run": command(tmp_path / "run", policy, server)}, tmp_path) as started,
+    ):
+        assert started["run"].wait() == 0, started["run"].errors
+    lines = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    for line in lines:
+        said = json.loads(line["notes"]["judge_reward"])
+        assert said["score"] / 10 == pytest.approx(line["scores"]["judge_reward"])
+        if line["statuses"]["code_reward"] != "no_answer":
+            assert line["notes"]["code_reward"].startswith("test 1: ")
+    completions = [one for group in read(tmp_path / "run")[0].groups for one in group.completions]
+    assert completions and all("score" in one.notes["judge_reward"] for one in completions)
+    assert any("test 3" in one.notes.get("code_reward", "") for one in completions)
+
+
+def test_the_demonstration_policy_has_questions_with_tests(policy: Path) -> None:
+    rows = [json.loads(line) for line in (policy / "val.jsonl").read_text().splitlines()]
+    assert len(rows) == 32
+    for row in rows:
+        program = row["answer"].strip("`\n")
+        names: dict[str, Any] = {}
+        exec(program, names)
+        for test in row["tests"]:
+            exec(test, names)
