@@ -27,7 +27,7 @@ class GuessNumber(Environment, Task):
         UsageError: A value is out of range.
     """
 
-    judge = "EnvironmentReward"
+    grader = "EnvironmentReward"
 
     def __init__(
         self,

@@ -51,19 +51,19 @@ def one_step(
     size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)
     rollouts.weight = objective.token_weight(rollouts, size)
     # The packs go through the model one by one. Their gradients add up to the gradient of the whole batch.
-    packs = rollouts.packs(MAX_TOKENS, by_group=policy.compute.shares_prefix)
+    micro_batches = rollouts.micro_batches(MAX_TOKENS, by_group=policy.compute.shares_prefix)
     # 6: the old policy is the policy before the updates
     with torch.no_grad():
-        for pack in packs:
-            pack.old_logp = policy(pack).logp
-            pack.ref_logp = reference(policy, pack)
+        for micro_batch in micro_batches:
+            micro_batch.old_logp = policy(micro_batch).logp
+            micro_batch.ref_logp = reference(policy, micro_batch)
     # 10: for GRPO iteration = 1, ..., mu
     for _ in range(MU):
         # 11: update the policy by maximising the objective, Eq. 3
         optimizer.zero_grad()
-        for pack in packs:
-            now = policy(pack)
-            value, _ = objective(now.logp, now.entropy, pack)
+        for micro_batch in micro_batches:
+            now = policy(micro_batch)
+            value, _ = objective(now.logp, now.entropy, micro_batch)
             (-value).backward()
         optimizer.step()
     return float(reward.nanmean())

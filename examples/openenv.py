@@ -33,7 +33,7 @@ class OpenEnv(Environment, Task):
         UsageError: The address is none, or a number is below 1.
     """
 
-    judge = "EnvironmentReward"
+    grader = "EnvironmentReward"
 
     def __init__(
         self,

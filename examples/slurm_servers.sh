@@ -2,7 +2,7 @@
 # Trains on the first node and draws on the others under SLURM: `grpo fit` here, a `vllm serve` on each of the rest.
 # The first argument is the policy's folder, the others are those of `grpo fit`:
 #
-#   sbatch examples/slurm_servers.sh Qwen/Qwen2.5-1.5B --config configs/quickstart.yaml --loop.source Ahead
+#   sbatch examples/slurm_servers.sh Qwen/Qwen2.5-1.5B --config configs/quickstart.yaml --loop.source OneStepOffPolicy
 #
 # A server that ends is started again, and gets the weights after the next update. The job ends with the training; sbatch
 # it again with RUN=... to continue. Weights travel through a folder that all nodes see.

@@ -31,7 +31,7 @@ class VerifiersEnv(Environment, Task):
         UsageError: `num_val` is below 1, no rows are left, or the rewards compare the rollouts of a group.
     """
 
-    judge = "EnvironmentReward"
+    grader = "EnvironmentReward"
 
     def __init__(self, name: str, arguments: dict[str, Any] | None = None, num_val: int = 32) -> None:
         at_least("num_val", num_val, 1, "VerifiersEnv")

@@ -14,9 +14,9 @@ from grpo_lightning.grpo.loop import GRPOLoop as GRPOLoop
 from grpo_lightning.grpo.source import RolloutSource as RolloutSource
 from grpo_lightning.grpo.source import SourceInputs as SourceInputs
 from grpo_lightning.grpo.source import Synchronous as Synchronous
+from grpo_lightning.grpo.step import MicroBatch as MicroBatch
 from grpo_lightning.grpo.step import Minibatch as Minibatch
 from grpo_lightning.grpo.step import Observer as Observer
-from grpo_lightning.grpo.step import Pack as Pack
 from grpo_lightning.grpo.step import Parts as Parts
 from grpo_lightning.grpo.step import Step as Step
 from grpo_lightning.grpo.update import Watcher as Watcher
@@ -55,7 +55,7 @@ from grpo_lightning.maths.reward_batch import RewardBatch as RewardBatch
 from grpo_lightning.maths.reward_batch import SegmentRewards as SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts as Rollouts
 from grpo_lightning.maths.sizes import Context as Context
-from grpo_lightning.maths.stopping import AllSettled as AllSettled
+from grpo_lightning.maths.stopping import AllConverged as AllConverged
 from grpo_lightning.maths.stopping import FixedPasses as FixedPasses
 from grpo_lightning.maths.stopping import KLAbove as KLAbove
 from grpo_lightning.maths.stopping import StopRule as StopRule
@@ -135,7 +135,7 @@ from grpo_lightning.plugins.methods.token_weights.mismatch_masks import Sequence
 from grpo_lightning.plugins.methods.token_weights.top_entropy import TopEntropy as TopEntropy
 from grpo_lightning.plugins.rewards.code.code_reward import CodeReward as CodeReward
 from grpo_lightning.plugins.rewards.gated.gate import Gated as Gated
-from grpo_lightning.plugins.rewards.judge.judge_reward import JudgeReward as JudgeReward
+from grpo_lightning.plugins.rewards.grader.judge_reward import JudgeReward as JudgeReward
 from grpo_lightning.plugins.rewards.learned.learned_reward import LearnedReward as LearnedReward
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import BinaryCrossEntropy as BinaryCrossEntropy
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import BradleyTerry as BradleyTerry
@@ -153,8 +153,8 @@ from grpo_lightning.plugins.rewards.process.scorers import TokenModel as TokenMo
 from grpo_lightning.plugins.rewards.reasoning_gym.gym_task import ReasoningGym as ReasoningGym
 from grpo_lightning.plugins.rewards.reasoning_gym.gym_task import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier as MathVerifier
-from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import Stream as Stream
-from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import Ahead as Ahead
+from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import FullyAsynchronous as FullyAsynchronous
+from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import OneStepOffPolicy as OneStepOffPolicy
 from grpo_lightning.plugins.sources.demonstrations.demonstration_source import Demonstrations as Demonstrations
 from grpo_lightning.plugins.sources.demonstrations.demonstration_surrogates import CHORD as CHORD
 from grpo_lightning.plugins.sources.demonstrations.demonstration_surrogates import LUFFY as LUFFY

@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict|plan`; `inspect`, `report`, `export` and `judge` are apart."""
+"""The command line: `grpo fit|validate|test|predict|plan`; `inspect`, `report`, `export` and `grader` are apart."""
 
 import pkgutil
 import random

@@ -19,7 +19,7 @@ from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModu
 from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions
 from grpo_lightning.plugins.rewards.learned.learned_reward import LearnedReward
 from grpo_lightning.plugins.rewards.learned.reward_model_update import RewardUpdate
-from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import Stream
+from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import FullyAsynchronous
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Sample, Status
 
@@ -82,7 +82,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
     fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
     elsewhere = ScriptedElsewhere(lambda request, text: "7a3b9c"[: 1 + request.sample])
-    fit(folder / "ahead", [], {"source": Stream(2)}, {"max_epochs": 2}, engine=elsewhere, old_policy=Proximal())
+    fit(
+        folder / "ahead",
+        [],
+        {"source": FullyAsynchronous(2)},
+        {"max_epochs": 2},
+        engine=elsewhere,
+        old_policy=Proximal(),
+    )
     tags = events_of(folder).Tags()
     tags["scalars"] += scalars(folder / "ahead", without=())
     texts = [name.removesuffix("/text_summary") for name in tags["tensors"]]

@@ -1,4 +1,4 @@
-"""Measures what overlap gains: steps of `Ahead` against the same servers in turns, in interleaved repeats.
+"""Measures what overlap gains: steps of `OneStepOffPolicy` against the same servers in turns, in interleaved repeats.
 
     taskset -c 0 vllm serve runs/smollm2 ...   # docs/vllm.md has the line
     OMP_NUM_THREADS=1 taskset -c 1 python tools/bench_ahead.py --model runs/smollm2 --url http://127.0.0.1:8000
@@ -19,11 +19,11 @@ import lightning as L
 import torch
 
 from grpo_lightning import (
-    Ahead,
     Arithmetic,
     Fast,
     GRPOLoop,
     GRPOModule,
+    OneStepOffPolicy,
     Policy,
     Reward,
     RewardResult,
@@ -99,7 +99,7 @@ def main() -> None:
     for size in arguments.sizes:
         for _ in range(arguments.repeats):
             turns, sampling, weights = measure(arguments, size, Synchronous())
-            ahead = measure(arguments, size, Ahead())[0]
+            ahead = measure(arguments, size, OneStepOffPolicy())[0]
             slower, load = max(sampling, turns - sampling), os.getloadavg()[0]
             row = [turns, sampling, weights, turns - sampling, ahead, ahead / slower, turns / ahead, load]
             print(f"| {size} | {' | '.join(f'{one:.2f}' for one in row)} |", flush=True)

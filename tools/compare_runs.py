@@ -37,7 +37,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     with_interval,
 )
 from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
-from grpo_lightning.plugins.looking.run_files.run_graders import judge_of, warning
+from grpo_lightning.plugins.looking.run_files.run_graders import grader_of, warning
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars
 
 Array = np.ndarray
@@ -153,8 +153,8 @@ def write(folders: Mapping[str, Sequence[Path]], metrics: Sequence[Metric], axes
             known = sorted({name for runs in arms.values() for run in runs.values() for name in run})
             raise ValueError(f"no run has logged {metric.name}; logged are {', '.join(known)}")
     text = "\n".join(markdown(compare(arms, metrics, axis)) for axis in axes)
-    judges = {arm: judge_of(flat(read_config(runs[0] / "config.yaml") or {})) for arm, runs in folders.items()}
-    text += f"\n{note.capitalize()}.\n" if (note := warning(judges)) else ""
+    graders = {arm: grader_of(flat(read_config(runs[0] / "config.yaml") or {})) for arm, runs in folders.items()}
+    text += f"\n{note.capitalize()}.\n" if (note := warning(graders)) else ""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_name(f"{out.name}.md").write_text(text, encoding="utf-8")
     plot(arms, metrics, axes, out.with_name(f"{out.name}.png"))

@@ -73,7 +73,7 @@ def make(
     verifier = MathVerifier(weight=0)
     reward = LearnedReward(
         str(policy),
-        labeller=verifier.name,
+        grader=verifier.name,
         update=RewardUpdate(SumOf([BinaryCrossEntropy(), BradleyTerry()]), num_passes, BATCH, lr),
         replay=Replay(seed=seed),
     )

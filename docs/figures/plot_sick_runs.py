@@ -29,7 +29,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import Arms, curve
 COLORS = (GREY, ORANGE, BLUE, GREEN)
 """Of a picture's runs in their order."""
 TABLE = (
-    *("reward/mean", "reward/zero_spread", "val/avg@8", "val/pass@8", "policy/entropy"),
+    *("reward/mean", "reward/frac_zero_std", "val/avg@8", "val/pass@8", "policy/entropy"),
     *("rollout/length_mean", "rollout/truncated", "policy/kl_ref", "optim/grad_norm"),
 )
 """The columns of the README's table."""
@@ -88,7 +88,7 @@ PICTURES = (
     Picture(
         "spread",
         ("healthy", "too hard", "too easy"),
-        ("reward/zero_spread", "reward/mean", "optim/grad_norm", "val/avg@8"),
+        ("reward/frac_zero_std", "reward/mean", "optim/grad_norm", "val/avg@8"),
     ),
 )
 

@@ -55,14 +55,14 @@ class Cost:
             pair=12.0 * config.num_hidden_layers * config.num_attention_heads * size,
         )
 
-    def of(self, pack: Rollouts, shares_prefix: bool) -> float:
-        """Operations of one forward and backward over a pack."""
-        sizes = pack.sizes
+    def of(self, micro_batch: Rollouts, shares_prefix: bool) -> float:
+        """Operations of one forward and backward over a micro-batch."""
+        sizes = micro_batch.sizes
         prompts = sizes.prompt_lengths if shares_prefix else sizes.prompt_lengths[sizes.group]
         completions = sizes.completion_lengths
         tokens = int(prompts.sum() + completions.sum())
         pairs = int(prompts.square().sum() + (completions * sizes.sequence_lengths).sum())
-        return self.token * tokens + self.drawn * pack.num_tokens + self.pair * pairs
+        return self.token * tokens + self.drawn * micro_batch.num_tokens + self.pair * pairs
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,9 @@ class Model:
             demands.append(Demand(operations, width * (self.weights + cached) + FLOAT32 * self.vocabulary * rows))
         return demands
 
-    def update(self, sizes: Sizes, packs: int = 1, width: int = FLOAT32, shared: bool = True) -> dict[str, Demand]:
+    def update(
+        self, sizes: Sizes, micro_batches: int = 1, width: int = FLOAT32, shared: bool = True
+    ) -> dict[str, Demand]:
         """Forward and backward of one pass over the step, of the transformer below the head and of the head.
 
         Args:
@@ -195,7 +197,7 @@ class Model:
             shared: Each prompt once per group, else once per completion.
         """
         trunk, head = round(self.cost.token / 6), round(self.cost.drawn / 6)
-        per_weight = packs * (2 * width + 2 * FLOAT32)
+        per_weight = micro_batches * (2 * width + 2 * FLOAT32)
         pairs = self.cost.pair * sizes.pairs(shared)
         return {
             "trunk": Demand(self.cost.token * sizes.tokens(shared) + pairs, per_weight * trunk),

@@ -60,7 +60,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     policy = Policy(str(model_folder(folder)), compute=Fast(products="auto" if fast else "torch", threads=race.threads))
     timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
-    packs: list[int] = []
+    micro_batches: list[int] = []
     updates: list[float] = []
 
     class Stopwatch(Callback, Observer):
@@ -73,10 +73,16 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
         def updated(self, step):
             samples = step.exploration.samples
             tokens.append(sum(len(one.prompt.token_ids) + len(one.token_ids) for one in samples))
-            packs.append(sum(map(len, step.packs)))
+            micro_batches.append(sum(map(len, step.micro_batches)))
             cost, shares = Cost.from_model(policy.model), policy.compute.shares_prefix
-            # One pass in one update: each pack was learned from once.
-            updates.append(sum(cost.of(pack.rollouts, shares) for minibatch in step.packs for pack in minibatch))
+            # One pass in one update: each micro-batch was learned from once.
+            updates.append(
+                sum(
+                    cost.of(micro_batch.rollouts, shares)
+                    for minibatch in step.micro_batches
+                    for micro_batch in minibatch
+                )
+            )
 
         def reported(self, metrics):
             for phase, name in METRICS.items():
@@ -132,7 +138,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
         "tokens": tokens,
         "phases": phases,
         "parts": timer.medians(("trunk", "head"), race.warm_up),
-        "packs": statistics.median(packs[timed]),
+        "packs": statistics.median(micro_batches[timed]),
         "operations": {
             "sampling": statistics.median(sampling[timed]),
             "forward and backward": statistics.median(updates[timed]),

@@ -70,7 +70,7 @@ class PlainEngine(RolloutEngine):
                 rows = _Rows(policy, [requests[row] for row in going], sampling, key, self._max_read)
             drawn: dict[int, tuple[list[int], list[float]]] = {row: ([], []) for row in going}
             while going:
-                ended, seen = {}, rows.num_drawn
+                ended, seen = {}, rows.num_sampled
                 with policy.evaluating():
                     columns = rows.decode(self.check_every)
                 for row, token_ids, logp in zip(going, *columns, strict=True):
@@ -91,7 +91,7 @@ class _Rows:
     def __init__(
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, max_tokens: int | None
     ) -> None:
-        self.policy, self.sampling, self.num_drawn = policy, sampling, 0
+        self.policy, self.sampling, self.num_sampled = policy, sampling, 0
         self.cache_name = cache_name(policy.trunk)
         self.takes_position = "position_ids" in inspect.signature(policy.trunk.forward).parameters
         self.cache: Any = None
@@ -112,11 +112,11 @@ class _Rows:
     def decode(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """Draws up to `count` tokens per row. Returns the tokens and their log-probs, row by row."""
         drawn = []
-        for _ in range(min(count, self.sampling.max_new_tokens - self.num_drawn)):
-            if self.num_drawn:
-                self._forward(self.token[:, None], self.width + self.num_drawn)
-            self.token, logp = draw(self.logits, self.uniform[:, self.num_drawn], self.sampling)
-            self.num_drawn += 1
+        for _ in range(min(count, self.sampling.max_new_tokens - self.num_sampled)):
+            if self.num_sampled:
+                self._forward(self.token[:, None], self.width + self.num_sampled)
+            self.token, logp = draw(self.logits, self.uniform[:, self.num_sampled], self.sampling)
+            self.num_sampled += 1
             drawn.append((self.token, logp))
         tokens, logps = (torch.stack(column, 1).tolist() for column in zip(*drawn, strict=True))
         return tokens, logps

@@ -147,13 +147,15 @@ class GRPOLoop(Callback):
             explored = perf_counter()
 
             # 9: compute the advantages, and what line 11 needs: token weights, micro-batches, log-probs.
-            rollouts, packs = prepare(pl_module.parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
+            rollouts, micro_batches = prepare(
+                pl_module.parts, exploration, self.num_minibatches, self.mu, self.max_tokens
+            )
             exploration.rollouts = rollouts
             exploration.seconds["logp"] = perf_counter() - explored
 
         # 10: for GRPO iteration = 1, ..., μ, unless the stop rule ends the passes earlier.
         passes = Passes(self.stop, self.num_minibatches)
-        self.step = Step(exploration, packs, passes, started, prepared=perf_counter())
+        self.step = Step(exploration, micro_batches, passes, started, prepared=perf_counter())
         for observer in self.observers:
             observer.prepared(self.step)
 

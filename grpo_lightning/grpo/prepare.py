@@ -12,9 +12,9 @@ from torch import Tensor
 from grpo_lightning import ranks
 from grpo_lightning.engines.recorded import check_recorded
 from grpo_lightning.grpo.explore import Exploration
-from grpo_lightning.grpo.step import Pack, Parts
+from grpo_lightning.grpo.step import MicroBatch, Parts
 from grpo_lightning.maths.filters import ENTROPY_RANK
-from grpo_lightning.maths.packs import minibatch_of_rows, moving_rows
+from grpo_lightning.maths.micro_batches import minibatch_of_rows, rows_with_gradient
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
@@ -26,7 +26,7 @@ from grpo_lightning.policy.policy import Policy
 
 def prepare(
     parts: Parts, exploration: Exploration, num_minibatches: int, mu: int, max_tokens: int
-) -> tuple[Rollouts, list[list[Pack]]]:
+) -> tuple[Rollouts, list[list[MicroBatch]]]:
     """Computes every column that the updates read, and cuts each minibatch into micro-batches.
 
     Every rank must call it. Rows without a gradient are left out, if the advantage alone tells which these are.
@@ -59,14 +59,16 @@ def prepare(
     # The weight of each token, and the rows of each micro-batch.
     drops_rows = objective.learns_from_advantage_alone and not advantage_reads_logp
     minibatch_of_row = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
-    weight, rows_of_packs = cut_minibatches(parts, rollouts, packer, minibatch_of_row, num_minibatches, drops_rows)
+    weight, rows_of_micro_batches = cut_minibatches(
+        parts, rollouts, packer, minibatch_of_row, num_minibatches, drops_rows
+    )
 
     # log π_old: recorded by the sampler, computed here, or left to the first update, whose forward has it anyway.
     surrogate, correction = objective.surrogate, objective.correction
     needed_first = advantage_reads_logp or surrogate.reads_old_logp or correction.reads_old_logp
     one_update = num_minibatches == mu == 1
     old_logp, num_unknown = old_policy_logp(
-        parts.old_policy, needed_first, rollouts, packer, rows_of_packs, is_late, one_update
+        parts.old_policy, needed_first, rollouts, packer, rows_of_micro_batches, is_late, one_update
     )
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
 
@@ -74,15 +76,17 @@ def prepare(
     if (reference := parts.reference) is not None:
         reference.begin(parts.policy, exploration.samples)
         if advantage_reads_logp or not objective.kl.reads_distributions:
-            all_packs = [rows for minibatch in rows_of_packs for rows in minibatch]
-            ref_logp = packer.per_token(rollouts, all_packs, lambda pack: reference(parts.policy, pack))
+            all_micro_batches = [rows for minibatch in rows_of_micro_batches for rows in minibatch]
+            ref_logp = packer.per_token(
+                rollouts, all_micro_batches, lambda micro_batch: reference(parts.policy, micro_batch)
+            )
             rollouts = rollouts.with_columns({"ref_logp": ref_logp})
 
     # What needs log-probs: Â otherwise, and the columns of surrogate and correction.
     if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
-    return rollouts, packs_on_device(parts.policy, rollouts, packer, rows_of_packs, num_unknown)
+    return rollouts, micro_batches_on_device(parts.policy, rollouts, packer, rows_of_micro_batches, num_unknown)
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
@@ -120,7 +124,7 @@ def cut_minibatches(
     """
     objective = parts.objective
     weight = torch.zeros_like(rollouts.weight)
-    rows_of_packs: list[list[Rows]] = []
+    rows_of_micro_batches: list[list[Rows]] = []
     for index in range(num_minibatches):
         rows = (minibatch_of_row == index).nonzero().squeeze(1)
         minibatch = rollouts.select(rows)
@@ -133,16 +137,16 @@ def cut_minibatches(
             weight[take(rows, rollouts.lengths)] = minibatch.weight
 
         if drops_rows:
-            with_gradient = moving_rows(minibatch)
+            with_gradient = rows_with_gradient(minibatch)
             rows = rows[with_gradient]
             minibatch = minibatch.select(with_gradient)
-        rows_of_packs.append([rows[pack] for pack in packer.rows_of_packs(minibatch)])
-    return weight, rows_of_packs
+        rows_of_micro_batches.append([rows[micro_batch] for micro_batch in packer.rows_of_micro_batches(minibatch)])
+    return weight, rows_of_micro_batches
 
 
-def packs_on_device(
-    policy: Policy, rollouts: Rollouts, packer: Packer, rows_of_packs: list[list[Rows]], num_unknown: int
-) -> list[list[Pack]]:
+def micro_batches_on_device(
+    policy: Policy, rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_unknown: int
+) -> list[list[MicroBatch]]:
     """Makes the micro-batches of each minibatch, the same number on every rank.
 
     The first `num_unknown` minibatches lack log π_old: their first update computes it.
@@ -150,12 +154,12 @@ def packs_on_device(
     # An idle micro-batch fills up a rank that has fewer. It needs every column that any rank has.
     column_names = {name for names in ranks.gather({*rollouts.columns}) for name in names}
     zero = torch.zeros(1, dtype=torch.float32, device=policy.device)
-    idle_pack = packer.idle.with_columns(dict.fromkeys(column_names, zero))
-    packs: list[list[Pack]] = []
-    for index, rows_of_minibatch in enumerate(rows_of_packs):
+    idle_micro_batch = packer.idle.with_columns(dict.fromkeys(column_names, zero))
+    micro_batches: list[list[MicroBatch]] = []
+    for index, rows_of_minibatch in enumerate(rows_of_micro_batches):
         selected = [rollouts.select(rows).to(policy.device) for rows in rows_of_minibatch]
         if index < num_unknown:
-            selected = [pack.with_columns({"old_logp": None}) for pack in selected]
+            selected = [micro_batch.with_columns({"old_logp": None}) for micro_batch in selected]
         num_idle = max(1, *ranks.gather(len(selected))) - len(selected)
-        packs.append([Pack(pack) for pack in [*selected, *[idle_pack] * num_idle]])
-    return packs
+        micro_batches.append([MicroBatch(micro_batch) for micro_batch in [*selected, *[idle_micro_batch] * num_idle]])
+    return micro_batches

@@ -1,4 +1,4 @@
-"""One exploration step: the parts of GRPO that make it, its packs and minibatches, and those who follow it."""
+"""One exploration step: the parts of GRPO that make it, its micro-batches and minibatches, and those who follow it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Parts:
 
 
 @dataclass(slots=True)
-class Pack:
+class MicroBatch:
     """Rollouts that fit into one forward and backward, and what belongs to these."""
 
     rollouts: Rollouts
@@ -48,12 +48,14 @@ class Pack:
 
     @property
     def is_idle(self) -> bool:
-        """True for the pack of a rank with less to do: it is of no completion."""
+        """True for the micro-batch of a rank with less to do: it is of no completion."""
         return int(self.rollouts.row[0]) < 0
 
 
 class Minibatch:
-    """The rollouts of one optimizer update on this rank. The update is made once, after the last pack's backward.
+    """The rollouts of one optimizer update on this rank.
+
+    The update is made once, after the backward of the last micro-batch.
 
     Args:
         packs: At most `max_tokens` each, on the policy's device. Every rank has as many, so that all ranks sync alike.
@@ -62,8 +64,8 @@ class Minibatch:
     """
 
     # A plain class: Lightning looks into every dataclass and list of a batch, for float tensors to cast.
-    def __init__(self, packs: list[Pack], on_policy: bool, step: "Step") -> None:
-        self.packs, self.on_policy, self.step = packs, on_policy, step
+    def __init__(self, micro_batches: list[MicroBatch], on_policy: bool, step: "Step") -> None:
+        self.micro_batches, self.on_policy, self.step = micro_batches, on_policy, step
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class Step:
     """One exploration step of this rank. It is made when the step begins, streamed, reported, and dropped."""
 
     exploration: Exploration
-    packs: list[list[Pack]]
+    micro_batches: list[list[MicroBatch]]
     """The packs of each minibatch."""
     passes: Passes
     """The updates so far; once a stop rule has ended them, `training_step` skips the minibatches left."""
@@ -109,8 +111,8 @@ class Minibatches:
     def __iter__(self) -> Iterator[Minibatch]:
         step = self.step()
         for _ in range(self.mu):
-            for packs in step.packs:
-                yield Minibatch(packs, step.exploration.policy_version == self.policy.version, step)
+            for micro_batches in step.micro_batches:
+                yield Minibatch(micro_batches, step.exploration.policy_version == self.policy.version, step)
 
 
 class Observer:

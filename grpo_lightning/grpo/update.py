@@ -7,19 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lightning.grpo.step import Minibatch, Pack, Parts
+from grpo_lightning.grpo.step import MicroBatch, Minibatch, Parts
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.policy import sharding
 from grpo_lightning.policy.machine import Machine
 
 
 class Watcher:
-    """Watches updates, and changes nothing: a callback that is a `Watcher` too sees each pack that was scored."""
+    """Watches updates, and changes nothing.
+
+    A callback that is a `Watcher` too sees each micro-batch that was scored.
+    """
 
     def begin(self, minibatch: Minibatch) -> None:
-        """An update of these packs begins."""
+        """An update of these micro-batches begins."""
 
-    def see(self, pack: Pack) -> None:
+    def see(self, micro_batch: MicroBatch) -> None:
         """A pack was scored, before the update: `pack.scored`."""
 
     def metrics(self, reduce: Callable[..., Any]) -> Mapping[str, Tensor]:
@@ -37,26 +40,27 @@ def update(
     """
     policy, passes, objective = parts.policy, minibatch.step.passes, parts.objective
 
-    def forward(pack: Pack) -> tuple[Tensor, tuple[Pack, Diagnostics]]:
-        pack.layout = pack.layout or policy.compute.layout(pack.rollouts)
-        read = objective.kl.reading(parts.reference, policy, pack.rollouts)
-        scored = policy(pack.rollouts, objective.entropy.coefficient > 0, layout=pack.layout, read=read)
-        value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts, scored.read)
-        pack.scored = scored.detached
-        return value, (pack, diagnostics)
+    def forward(micro_batch: MicroBatch) -> tuple[Tensor, tuple[MicroBatch, Diagnostics]]:
+        micro_batch.layout = micro_batch.layout or policy.compute.layout(micro_batch.rollouts)
+        read = objective.kl.reading(parts.reference, policy, micro_batch.rollouts)
+        scored = policy(micro_batch.rollouts, objective.entropy.coefficient > 0, layout=micro_batch.layout, read=read)
+        value, diagnostics = objective(scored.logp, scored.entropy, micro_batch.rollouts, scored.read)
+        micro_batch.scored = scored.detached
+        return value, (micro_batch, diagnostics)
 
-    # 1. Gradients add up over the packs, and over ranks: the weights of the tokens are those of the whole batch.
+    # 1. Gradients add up over the micro-batches, and over ranks: the weights of the tokens are those of the whole
+    # batch.
     for watcher in watchers:
         watcher.begin(minibatch)
     diagnostics: list[Diagnostics] = []
-    for pack, diagnostics_of_pack in policy.compute.gradients(minibatch.packs, forward, machine):
-        assert pack.layout is not None and pack.scored is not None
-        pack.layout.free()
-        if pack.rollouts.old_logp is None:  # π_θ is π_old here: the passes to come compare with it
-            pack.rollouts = pack.rollouts.with_columns({"old_logp": pack.scored.logp})
-        diagnostics.append(diagnostics_of_pack)
+    for micro_batch, diagnostics_of_micro_batch in policy.compute.gradients(minibatch.micro_batches, forward, machine):
+        assert micro_batch.layout is not None and micro_batch.scored is not None
+        micro_batch.layout.free()
+        if micro_batch.rollouts.old_logp is None:  # π_θ is π_old here: the passes to come compare with it
+            micro_batch.rollouts = micro_batch.rollouts.with_columns({"old_logp": micro_batch.scored.logp})
+        diagnostics.append(diagnostics_of_micro_batch)
         for watcher in watchers:
-            watcher.see(pack)
+            watcher.see(micro_batch)
     # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.scale) / machine.scale
     rank_total = sum(diagnostics[1:], diagnostics[0])
@@ -73,8 +77,8 @@ def update(
         machine.step()
         policy.mark_written()
         objective.entropy.observe(float(total.entropy / total.tokens))
-        for pack in minibatch.packs:
-            pack.updated = True
+        for micro_batch in minibatch.micro_batches:
+            micro_batch.updated = True
     elif not passes.ended:
         machine.skip(total.objective, grad_norm)
     # 5. Log.

@@ -12,7 +12,7 @@ from grpo_lightning.maths.surrogates import SurrogateResult
 
 
 class Sums:
-    """A dataclass of sums, so that packs and ranks add up. Its last field is a maximum."""
+    """A dataclass of sums, so that micro-batches and ranks add up. Its last field is a maximum."""
 
     @property
     def numbers(self) -> list[Tensor]:
@@ -43,7 +43,7 @@ class Diagnostics(Sums):
 
     tokens: Tensor
     """The number of these tokens."""
-    pushing: Tensor
+    has_advantage: Tensor
     """The number of tokens with an advantage."""
     unreachable: Tensor
     """Pushing tokens whose bound lies beyond probability 1."""
@@ -89,9 +89,9 @@ class Diagnostics(Sums):
         kl_ref: Tensor,
         change: Tensor,
     ) -> "Diagnostics":
-        """The diagnostics of one pack, from [N] corrected weights, entropies, KL(π_θ || π_ref) and log(π_θ/π_old)."""
+        """Sums a micro-batch's [N] corrected weights, entropies, KL(π_θ || π_ref) and log(π_θ/π_old)."""
         counts = weight != 0
-        pushing = counts & (rollouts.advantage != 0)
+        has_advantage = counts & (rollouts.advantage != 0)
         ratio = change.exp()
 
         def total(values: Tensor, mask: Tensor = counts) -> Tensor:
@@ -99,15 +99,15 @@ class Diagnostics(Sums):
 
         return cls(
             tokens=counts.sum().float(),
-            pushing=pushing.sum().float(),
-            unreachable=total(surrogate.unreachable, pushing),
+            has_advantage=has_advantage.sum().float(),
+            unreachable=total(surrogate.unreachable, has_advantage),
             objective=objective.detach(),
             entropy=total(entropy),
             ratio=total(ratio),
             kl_ref=total(kl_ref),
             # k3 of KL(old || new): the tokens were drawn from π_old, so here the estimate is unbiased.
             kl_old=total(change.expm1() - change),
-            clipped_low=total(surrogate.clipped_low, pushing),
-            clipped_high=total(surrogate.clipped_high, pushing),
+            clipped_low=total(surrogate.clipped_low, has_advantage),
+            clipped_high=total(surrogate.clipped_high, has_advantage),
             ratio_max=torch.where(counts, ratio, 0.0).max(),
         )

@@ -40,8 +40,8 @@ class Mismatch(Sums):
     """The largest |log π - log μ| of a token."""
 
     @classmethod
-    def from_pack(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor) -> "Mismatch":
-        """The numbers of one pack from [N] log π and the [N] factor of its correction; zeros without log μ."""
+    def from_micro_batch(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor) -> "Mismatch":
+        """The numbers of one micro-batch from [N] log π and the [N] factor of its correction; zeros without log μ."""
         if rollouts.sampler_logp is None:
             return cls(*(torch.zeros((), device=logp.device) for _ in fields(cls)))
         counts = rollouts.weight != 0

@@ -14,8 +14,8 @@ class Prepared:
         """Columns [N] float32 by name, computed from the whole groups of this rank; here none.
 
         Every rank calls it, also one without completions, whose `sampler_logp` is None: it may ask the others
-        (`gathered`). In a call, `rollouts.columns` has the columns of the pack's tokens: zeros in a pack of weight 0,
-        which fills up a rank with less to do.
+        (`gathered`). In a call, `rollouts.columns` has the columns of the micro-batch's tokens: zeros in a
+        micro-batch of weight 0, which fills up a rank with less to do.
         """
         return {}
 

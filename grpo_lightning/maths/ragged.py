@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-KEYS_PER_TOKEN = 4  # most keys in a pack, per token of its budget: attention copies a prompt's keys for each completion
+KEYS_PER_TOKEN = (
+    4  # most keys in a micro-batch, per token of its budget: attention copies a prompt's keys for each completion
+)
 
 
 def flat(lists: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,7 @@ def group_budget(
     for row, index in enumerate(group):
         rows.setdefault(index, []).append(row)
     limit = max_tokens or math.inf
-    packs: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     tokens = keys = 0
     for index in sorted(rows, key=lambda index: (-max(lengths[row] for row in rows[index]), index)):
         prompt = prompt_lengths[index]
@@ -78,29 +80,33 @@ def group_budget(
         pieces = [rows[index]]
         if prompt + completions > limit or prompt * len(rows[index]) + completions > KEYS_PER_TOKEN * limit:
             pieces = [[row] for row in sorted(rows[index], key=lambda row: (-lengths[row], row))]
-        new_prompt = prompt  # 0 once the pack has this prompt
+        new_prompt = prompt  # 0 once the micro-batch has this prompt
         for piece in pieces:
             completions = sum(lengths[row] for row in piece)
             new_keys = prompt * len(piece) + completions
-            if not packs or tokens + new_prompt + completions > limit or keys + new_keys > KEYS_PER_TOKEN * limit:
-                packs.append([])
+            if (
+                not micro_batches
+                or tokens + new_prompt + completions > limit
+                or keys + new_keys > KEYS_PER_TOKEN * limit
+            ):
+                micro_batches.append([])
                 tokens, keys, new_prompt = 0, 0, prompt
-            packs[-1] += piece
+            micro_batches[-1] += piece
             tokens += new_prompt + completions
             keys += new_keys
             new_prompt = 0
-    return packs
+    return micro_batches
 
 
 def token_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Rows of few packs whose padded size, rows x longest row, is at most `max_tokens`.
 
-    The longest rows come first, so the rows of a pack have similar lengths and little padding. A row longer than the
-    budget gets its own pack. `max_tokens=0` sets no limit.
+    The longest rows come first, so the rows of a micro-batch have similar lengths and little padding. A row longer
+    than the budget gets its own pack. `max_tokens=0` sets no limit.
     """
-    packs: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if not packs or (len(packs[-1]) + 1) * lengths[packs[-1][0]] > (max_tokens or math.inf):
-            packs.append([])
-        packs[-1].append(row)
-    return packs
+        if not micro_batches or (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] > (max_tokens or math.inf):
+            micro_batches.append([])
+        micro_batches[-1].append(row)
+    return micro_batches

@@ -173,6 +173,6 @@ class Rollouts(Columns):
             temperature=self.temperature,
         )
 
-    def packs(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
+    def micro_batches(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
         """The rollouts cut into packs of at most `max_tokens` each; arguments as for `Sizes.packs`."""
-        return [self.select(rows.to(self.lengths.device)) for rows in self.sizes.packs(max_tokens, by_group)]
+        return [self.select(rows.to(self.lengths.device)) for rows in self.sizes.micro_batches(max_tokens, by_group)]

@@ -34,24 +34,24 @@ class Context(NamedTuple):
     ) -> tuple[Tensor, Tensor, "Context"]:
         """The drawn tokens [N] of [N + M] `token_ids`, their lengths [B], and the others as context."""
         assert [len(flags) for flags in drawn] == lengths.tolist(), "one flag per token"
-        is_drawn = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
-        num_drawn = ragged.segment_sum(is_drawn.long(), ragged.segments(lengths), len(lengths))
-        assert int(num_drawn.min()) > 0, "a completion has at least one drawn token"
-        position = ragged.positions(lengths)[is_drawn]
-        return token_ids[is_drawn], num_drawn, cls(token_ids[~is_drawn], lengths - num_drawn, position)
+        is_sampled = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
+        num_sampled = ragged.segment_sum(is_sampled.long(), ragged.segments(lengths), len(lengths))
+        assert int(num_sampled.min()) > 0, "a completion has at least one drawn token"
+        position = ragged.positions(lengths)[is_sampled]
+        return token_ids[is_sampled], num_sampled, cls(token_ids[~is_sampled], lengths - num_sampled, position)
 
     @classmethod
     def concat(cls, batches: Sequence[tuple["Context | None", Tensor]]) -> "Context | None":
         """Several end to end, each with the [B] numbers of drawn tokens of its completions; None if none has any."""
         if not any(context for context, _ in batches):
             return None
-        contexts = [context or cls.empty(num_drawn) for context, num_drawn in batches]
+        contexts = [context or cls.empty(num_sampled) for context, num_sampled in batches]
         return cls(*map(torch.cat, zip(*contexts, strict=True)))
 
     @classmethod
-    def empty(cls, num_drawn: Tensor) -> "Context":
-        """The context of completions of [B] `num_drawn` tokens that the policy drew alone."""
-        return cls(num_drawn[:0], torch.zeros_like(num_drawn), ragged.positions(num_drawn))
+    def empty(cls, num_sampled: Tensor) -> "Context":
+        """The context of completions of [B] `num_sampled` tokens that the policy drew alone."""
+        return cls(num_sampled[:0], torch.zeros_like(num_sampled), ragged.positions(num_sampled))
 
 
 @dataclass(slots=True)
@@ -95,8 +95,8 @@ class Sizes:
         index = torch.cat([self.drawn, is_context.nonzero().flatten()])
         return torch.empty_like(index).index_copy_(0, index, torch.arange(len(index)))
 
-    def packs(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:
-        """The rows [r] of packs of at most `max_tokens` tokens each.
+    def micro_batches(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:
+        """The rows [r] of micro-batches of at most `max_tokens` tokens each.
 
         Args:
             max_tokens: Tokens of prompts, completions with their context, and padding; 0 sets no limit.
@@ -104,7 +104,7 @@ class Sizes:
         """
         if by_group and len(self.lengths) > len(self.prompt_lengths):
             lengths = self.prompt_lengths.tolist(), self.group.tolist(), self.completion_lengths.tolist()
-            packs = ragged.group_budget(*lengths, max_tokens)
+            micro_batches = ragged.group_budget(*lengths, max_tokens)
         else:
-            packs = ragged.token_budget(self.sequence_lengths.tolist(), max_tokens)
-        return [torch.tensor(rows) for rows in packs]
+            micro_batches = ragged.token_budget(self.sequence_lengths.tolist(), max_tokens)
+        return [torch.tensor(rows) for rows in micro_batches]

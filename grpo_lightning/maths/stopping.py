@@ -26,7 +26,7 @@ class FixedPasses(StopRule):
         return False
 
 
-class AllSettled(StopRule):
+class AllConverged(StopRule):
     """Stops when the tokens are where they should go: at their clip bound, or at their target probability.
 
     Further passes would change little. Counted are the tokens that push (Â and weight not 0), but for those whose bound
@@ -45,8 +45,8 @@ class AllSettled(StopRule):
             return False
         first, *later = updates[-num_minibatches:]
         of_pass = sum(later, first)
-        num_settled = of_pass.clipped_low + of_pass.clipped_high
-        return bool(num_settled >= self.fraction * (of_pass.pushing - of_pass.unreachable))
+        num_converged = of_pass.clipped_low + of_pass.clipped_high
+        return bool(num_converged >= self.fraction * (of_pass.has_advantage - of_pass.unreachable))
 
 
 class KLAbove(StopRule):

@@ -1,7 +1,7 @@
 """Weightings: the average over tokens, as one weight per token that is fixed before the optimisation passes.
 
-A weight is computed from the whole batch of one optimizer update over all ranks, so the gradients of packs and of ranks
-simply add up.
+A weight is computed from the whole batch of one optimizer update over all ranks, so the gradients of micro-batches
+and of ranks simply add up.
 """
 
 from abc import ABC, abstractmethod

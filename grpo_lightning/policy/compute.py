@@ -185,10 +185,12 @@ class Compute:
         ]
         return TokenLogp(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
-    def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
-        """Adds the gradient of each pack's objective to those of the weights, and yields what else `forward` found."""
-        for index, pack in enumerate(packs, start=1):
-            with machine.synced(index == len(packs)):
-                objective, found = forward(pack)
+    def gradients(
+        self, micro_batches: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine
+    ) -> Iterator[R]:
+        """Adds the gradient of each micro-batch's objective to those of the weights; yields what `forward` returns."""
+        for index, micro_batch in enumerate(micro_batches, start=1):
+            with machine.synced(index == len(micro_batches)):
+                objective, found = forward(micro_batch)
                 machine.backward(objective)
             yield found

@@ -29,18 +29,24 @@ def old_policy_logp(
     | others | the first minibatch's by its first update, the others' now | all minibatches but the first |
 
     What reads it before the updates (`needed_first`) is a surrogate, a KL penalty or an advantage. `cut` has the rows
-    of each pack of each minibatch.
+    of each micro-batch of each minibatch.
     """
     if is_late and not old_policy.is_proximal:
         return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
     unknown = int(old_policy.is_policy)
     if one_update and unknown and not needed_first:
         return None, 1
-    packs = [pack for minibatch in cut[0 if needed_first else unknown :] for pack in minibatch]
+    micro_batches = [micro_batch for minibatch in cut[0 if needed_first else unknown :] for micro_batch in minibatch]
     if needed_first:  # rows that no update learns from count too
         left = torch.ones(len(rollouts), dtype=torch.bool)
-        left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
+        left[torch.cat([torch.empty(0, dtype=torch.int64), *micro_batches])] = False
         rest = left.nonzero().squeeze(1)
-        packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
+        micro_batches += (
+            [rest[micro_batch] for micro_batch in packer.rows_of_micro_batches(rollouts.select(rest))]
+            if len(rest)
+            else []
+        )
     with torch.no_grad():
-        return packer.per_token(rollouts, packs, lambda pack: old_policy(packer.policy, pack)), unknown
+        return packer.per_token(
+            rollouts, micro_batches, lambda micro_batch: old_policy(packer.policy, micro_batch)
+        ), unknown

@@ -53,8 +53,9 @@ class PolicySnapshot(nn.Module, ABC):
 class RecordedLogp(PolicySnapshot):
     """π_old as recorded log-probs, without a second copy of the weights: the choice for π_old.
 
-    They are computed by the policy before the first update, on the packs of the updates. So every ratio starts at
-    exactly 1 in any precision. The first minibatch costs nothing, since its first update computes them anyway.
+    They are computed by the policy before the first update, on the micro-batches of the updates. So every ratio
+    starts at exactly 1 in any precision. The first minibatch costs nothing, since its first update computes them
+    anyway.
     """
 
     is_policy = True

@@ -12,10 +12,10 @@ Split = Literal["train", "val", "test", "predict"]
 class Task(ABC):
     """A source of questions. The splits do not overlap, and a split is the same at every call."""
 
-    judge: ClassVar[str | None] = None
+    grader: ClassVar[str | None] = None
     """The grader, the reward that decides what is right: its class, by name or import path. None: nothing is known.
 
-    It is made without arguments; `model.validation.judge` overrides it."""
+    It is made without arguments; `model.validation.grader` overrides it."""
 
     @abstractmethod
     def questions(self, split: Split) -> Sequence[Question]:

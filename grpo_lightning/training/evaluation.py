@@ -38,7 +38,7 @@ class Validation:
     """Validation, test and prediction: what they draw, and who decides what is right.
 
     Args:
-        judge: The grader: the reward that decides, in training too, whatever is trained; it is no part of the total.
+        grader: The grader: the reward that decides, in training too, whatever is trained; it is no part of the total.
             None is that of the task: `MathVerifier` for `Arithmetic`, for instance. Where a task names none, it is
             `correct`. One that costs money or much time, such as `JudgeReward`, grades training only if it is among
             the rewards.
@@ -48,14 +48,14 @@ class Validation:
             where there is none, or it is too dear, it is the first.
     """
 
-    judge: Reward | None = None
+    grader: Reward | None = None
     samples: int = 8
     sampling: ValidationSampling = field(default_factory=ValidationSampling)
     correct: str | None = None
 
     def __post_init__(self) -> None:
         at_least("model.validation.samples", self.samples, 1)
-        self.judge = self.judge and as_reward(self.judge)
+        self.grader = self.grader and as_reward(self.grader)
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Answer:
 
 
 class Evaluation(torch.nn.Module):
-    """What the judge gives the greedy answer, and avg@k, pass@k and maj@k of k completions that are drawn.
+    """What the grader gives the greedy answer, and avg@k, pass@k and maj@k of k completions that are drawn.
 
     It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks. `sampling` is the
     distribution of the k completions; the greedy one has its length and its stop strings.
@@ -81,7 +81,7 @@ class Evaluation(torch.nn.Module):
         self.explorer, self.sampling, self.num_samples = explorer, sampling, num_samples
         self.kept: dict[int, list[Answer]] = {}
         """By prompt id: whoever puts an empty list here finds in it the answers of the last validation since then."""
-        self.scorer = explorer.scorer  # the rewards, and the judge as the one that decides what is right
+        self.scorer = explorer.scorer  # the rewards, and the grader as the one that decides what is right
         self._given: Reward | str | None = None
         self._make_metrics()
 
@@ -95,16 +95,16 @@ class Evaluation(torch.nn.Module):
         return bool(self.metrics["ci95"].update_called)
 
     @property
-    def judge(self) -> Reward:
+    def grader(self) -> Reward:
         """The reward that decides what is right."""
         return self.scorer.main
 
     @property
     def measure(self) -> str:
         """The meaning of avg@k and greedy: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
-        return measured_by(title_of(type(self.judge).__name__, vars(self.judge)))
+        return measured_by(title_of(type(self.grader).__name__, vars(self.grader)))
 
-    def judge_by(self, given: Reward | str | None) -> None:
+    def set_grader(self, given: Reward | str | None) -> None:
         """Lets a reward, or a class of rewards, decide what is right; None: the one that does in training.
 
         One that the run has already, with the same arguments, grades once for both. The second call does nothing.
@@ -112,21 +112,21 @@ class Evaluation(torch.nn.Module):
         if given == self._given:
             return
         trained, self._given = self.explorer.scorer, given
-        judge = trained.main if given is None else judge_class(given)() if isinstance(given, str) else given
-        judge = next((reward for reward in trained.rewards if grades_alike(reward, judge)), judge)
+        grader = trained.main if given is None else grader_class(given)() if isinstance(given, str) else given
+        grader = next((reward for reward in trained.rewards if grades_alike(reward, grader)), grader)
         rewards = trained.rewards
-        if judge not in rewards:
-            judge.weight = 0.0
-            if judge.name in [reward.name for reward in rewards]:
-                judge.name = "judge"
-            rewards = [*rewards, judge]
-        self.scorer = Scorer(rewards, trained.max_failed, judge.name)
+        if grader not in rewards:
+            grader.weight = 0.0
+            if grader.name in [reward.name for reward in rewards]:
+                grader.name = "grader"
+            rewards = [*rewards, grader]
+        self.scorer = Scorer(rewards, trained.max_failed, grader.name)
         self._make_metrics()
 
     def _make_metrics(self) -> None:
         k = self.num_samples
         names = ["greedy", f"avg@{k}", *([f"pass@{k}"] if k > 1 else []), "failed", "reward", "length", "truncated"]
-        names += [f"maj@{k}"] if self.judge.finds_answers else []
+        names += [f"maj@{k}"] if self.grader.finds_answers else []
         means = {name: MeanMetric(nan_strategy="ignore", dist_sync_fn=ranks.gather) for name in names}
         self.metrics: Any = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
 
@@ -223,7 +223,7 @@ class EvaluatingModule(L.LightningModule):
         self._validating.enter_context(self.explorer.engine.awake())
 
     def validation_step(self, batch: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Adds the judge's verdict on the greedy answer, and avg@k, pass@k and maj@k of k completions."""
+        """Adds the grader's verdict on the greedy answer, and avg@k, pass@k and maj@k of k completions."""
         evaluation = self.evaluations[batch.validation]
         evaluation.update(self.policy, batch)
         place = "/".join(filter(None, ["test" if self.trainer.testing else "val", batch.validation]))
@@ -241,7 +241,7 @@ class EvaluatingModule(L.LightningModule):
 
     @property
     def measure(self) -> str:
-        """The meaning of avg@k and greedy in the last validation; by name, where the judges differ."""
+        """The meaning of avg@k and greedy in the last validation; by name, where the graders differ."""
         measures = {name or "val": one.measure for name, one in self.evaluations.items() if one.was_asked}
         distinct = {*measures.values()}
         return "; ".join(distinct if len(distinct) == 1 else map(": ".join, measures.items()))
@@ -251,7 +251,7 @@ class EvaluatingModule(L.LightningModule):
         return self.evaluation.predict(self.policy, batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Ends the run where a reward, or the judge, failed on more than `max_failed_rewards` of the samples."""
+        """Ends the run where a reward, or the grader, failed on more than `max_failed_rewards` of the samples."""
         if self.trainer.state.fn != TrainerFn.FITTING:
             rank_zero_info(f"avg@k and greedy: {self.measure}")
         for one in self.evaluations.values():
@@ -271,12 +271,12 @@ class EvaluatingModule(L.LightningModule):
     on_test_end = on_predict_end = on_validation_end
 
 
-def judge_class(name: str) -> type[Reward]:
+def grader_class(name: str) -> type[Reward]:
     """The class of rewards that a task names, by the name of a public one or an import path."""
     try:
         return import_object(name if "." in name else f"grpo_lightning.{name}")
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"model.validation.judge={name}, the task's, is not here ({error}): name another") from error
+        raise UsageError(f"model.validation.grader={name}, the task's, is not here ({error}): name another") from error
 
 
 def grades_alike(one: Reward, other: Reward) -> bool:

@@ -157,9 +157,9 @@ class GRPOModule(EvaluatingModule):
         if not hasattr(data, "train_loader"):
             raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
-        self.evaluation.judge_by(self.validation.judge or data.task.judge)
+        self.evaluation.set_grader(self.validation.grader or data.task.grader)
         if self.validation.correct is None:
-            self.explorer.scorer.grade_by(self.evaluation.judge)
+            self.explorer.scorer.grade_by(self.evaluation.grader)
         for name, validation in data.validations.items():
             if name not in self.named:
                 self.named[name] = validation.evaluation(self.explorer, self.sampling)
@@ -187,7 +187,7 @@ class GRPOModule(EvaluatingModule):
             self.explorer.scorer,
             stage != "fit" or trainer.limit_val_batches != 0,
             self.val_sampling,
-            self.evaluation.judge,
+            self.evaluation.grader,
         )
         check_limit(trainer, data, stage)
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from grpo_lightning.grpo.step import Minibatch, Pack, Parts
+from grpo_lightning.grpo.step import MicroBatch, Minibatch, Parts
 from grpo_lightning.grpo.update import Watcher
 from grpo_lightning.maths.mismatch import FAR, Mismatch
 from grpo_lightning.types import UsageError
@@ -56,13 +56,13 @@ class SamplerGap(Watcher):
         may_differ = self.parts.objective.correction.reads_sampler or is_low_precision or not has_policy_weights
         self._measures_mismatch = is_first_update and sampler_is_policy and may_differ
 
-    def see(self, pack: Pack) -> None:
-        rollouts = pack.rollouts
-        assert pack.scored is not None and rollouts.old_logp is not None
-        logp = pack.scored.logp
+    def see(self, micro_batch: MicroBatch) -> None:
+        rollouts = micro_batch.rollouts
+        assert micro_batch.scored is not None and rollouts.old_logp is not None
+        logp = micro_batch.scored.logp
         if self._measures_mismatch:
             factor = self.parts.objective.factor(rollouts.old_logp, rollouts)
-            self._mismatches.append(Mismatch.from_pack(rollouts, logp, factor))
+            self._mismatches.append(Mismatch.from_micro_batch(rollouts, logp, factor))
 
         # -inf: there is no gap to measure. An idle micro-batch, which has no weight, holds no sampled token.
         gap = torch.full((), -math.inf, device=logp.device)

@@ -112,8 +112,8 @@ class StepReport(Callback):
         pl_module.log_dict(logged, logger=False)
         for observer in loop.observers:
             observer.reported(metrics)
-        # Callbacks after this one may look at the exploration; the packs are what takes memory.
-        step.packs.clear()
+        # Callbacks after this one may look at the exploration; the micro-batches are what takes memory.
+        step.micro_batches.clear()
 
     def _warn_of_bound(self, exploration: Exploration) -> None:
         """Says once what is taken for right if the grader has other values than 0 and 1."""
@@ -123,7 +123,7 @@ class StepReport(Callback):
         rank_zero_only(log.warning)(
             f"what is right in training is decided by {with_bound(str(exploration.scores.correct))}. It has other "
             "values than 0 and 1, so that statistics of training, the inspector and orders of questions may call right "
-            "answers wrong. Name a grader: model.validation.judge, such as MathVerifier; one that costs money or much "
+            "answers wrong. Name a grader: model.validation.grader, such as MathVerifier; one that costs money or much "
             "time must be among the rewards too, with weight 0"
         )
 
@@ -173,7 +173,7 @@ class StepStatistics:
         total = torch.tensor(scores.total, dtype=torch.float64)
         group = torch.arange(len(total)) // group_size
         for spread in has_spread(total, group, -(-len(total) // group_size)).tolist():
-            step.add("reward/zero_spread", not spread)
+            step.add("reward/frac_zero_std", not spread)
         for row, sample in enumerate(samples):
             length, is_right = len(sample.token_ids), scores.is_right(row)
             step.add("rollout/length_mean", length)
@@ -184,7 +184,7 @@ class StepStatistics:
             if (talk := sample.conversation) is not None:
                 step.add("rollout/turns", len(talk.ends))
                 step.add("rollout/branches", max(0, len(talk.pieces) - 1))
-                step.add("rollout/given", talk.num_given)
+                step.add("rollout/context", talk.num_given)
                 step.add("rollout/calls", talk.num_calls)
                 step.add("rollout/failed_calls", talk.num_failed_calls)
                 step.add("rollout/environment_failed", talk.status != Status.OK)
@@ -229,14 +229,14 @@ class StepStatistics:
 
     def remarks(self, passes: Passes, moves_anyway: bool) -> list[str]:
         """Why the step learned nothing, or little; `moves_anyway` if tokens without advantage have a gradient too."""
-        groups, total = self.counts["reward/zero_spread"], self.counts["rollout/truncated"]
+        groups, total = self.counts["reward/frac_zero_std"], self.counts["rollout/truncated"]
         cut_off = total and self.sums["rollout/truncated"] == total
         found = [f"{total:.0f} of {total:.0f} completions cut off"] if cut_off else []
-        if not any(update.pushing > 0 for update in passes.updates):
+        if not any(update.has_advantage > 0 for update in passes.updates):
             why = "" if moves_anyway else "no token had an advantage"
             if not self.counts["reward/mean"]:
                 why = "no completion has a reward"
-            elif self.sums["reward/zero_spread"] == groups:
+            elif self.sums["reward/frac_zero_std"] == groups:
                 why = f"all {groups:.0f} groups had equal rewards"
             acted = "only KL or entropy terms acted" if moves_anyway else "nothing was learned"
             found += [f"{why}: {acted}"] if why else []
@@ -263,7 +263,11 @@ class StepStatistics:
 def learned_tokens(step: Step) -> int:
     """Drawn tokens that the updates of a step learned from on this rank, once per pass."""
     updates = range(len(step.passes.updates))
-    return sum(pack.rollouts.num_tokens for i in updates for pack in step.packs[i % len(step.packs)])
+    return sum(
+        micro_batch.rollouts.num_tokens
+        for i in updates
+        for micro_batch in step.micro_batches[i % len(step.micro_batches)]
+    )
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -141,11 +141,11 @@ class TaskData(L.LightningDataModule, Observer):
         scorer: Scorer,
         validates: bool = True,
         val_sampling: Sampling | None = None,
-        judge: Reward | None = None,
+        grader: Reward | None = None,
     ) -> None:
         """Reads the questions that `stage` needs, once, checks that they fit the model, and shows them to the rewards.
 
-        `judge` reads those of validation and test, if it is no reward of `scorer`. The policy's weights may be unread.
+        `grader` reads those of validation and test, if it is no reward of `scorer`. The policy's weights may be unread.
         """
         self._policy = policy
         splits: dict[str, list[Split]] = {
@@ -170,8 +170,8 @@ class TaskData(L.LightningDataModule, Observer):
         if stage != "predict":
             scorer.read_questions([question for split in missing for question in self.questions[split]])
             judged = [question for split in missing if split != "train" for question in self.questions[split]]
-            if judge is not None and judge not in scorer.rewards and judged:
-                judge.read_questions(judged)
+            if grader is not None and grader not in scorer.rewards and judged:
+                grader.read_questions(judged)
 
     def _fitting(self, split: Split, new_tokens: int, key: str) -> Sequence[Question]:
         """The questions of a split whose prompt leaves room for `new_tokens` more, which `key` sets."""

@@ -78,7 +78,7 @@ def test_the_import_path_of_a_function_is_the_reward_that_calls_it(
     (tmp_path / "own_rewards.py").write_text(OWN)
     (tmp_path / "own.yaml").write_text(
         "model: {rewards: [own_rewards.const, {class_path: own_rewards.const, init_args: {name: second, weight: 0.5}}],"
-        " validation: {judge: own_rewards.const}}"
+        " validation: {grader: own_rewards.const}}"
     )
     found = model("--config=own.yaml", "--model.rewards+=own_rewards.py:const", "--model.rewards.name=third")
     rewards = found["rewards"]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_lightning.maths.micro_batches import minibatch_of_rows
 from helpers.contracts import needs
 from helpers.tiny import forced_logp, policy_of, prompts_of, teacher_forced
 from torch import Tensor
 
-from grpo_lightning import GroupMean, Objective, Pack, Policy, Rollouts, Sampling, SingleTurn, TokenMean, ranks
+from grpo_lightning import GroupMean, MicroBatch, Objective, Policy, Rollouts, Sampling, SingleTurn, TokenMean, ranks
 from grpo_lightning.command.overview import optional
 from grpo_lightning.grpo.prepare import prepare
 from grpo_lightning.maths.filters import ENTROPY_RANK, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
-from grpo_lightning.maths.packs import minibatch_of_rows
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.surrogates import Clipped
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, RecordedLogp
@@ -70,8 +70,8 @@ def cut(
     max_tokens: int = 30,
     sampler_logp: Tensor | None = None,
     **options: Any,
-) -> tuple[Rollouts, list[list[Pack]]]:
-    """The rollouts after `prepare`, and the packs; prompts 0 and 1 are the first of two minibatches."""
+) -> tuple[Rollouts, list[list[MicroBatch]]]:
+    """The rollouts after `prepare`, and the micro-batches; prompts 0 and 1 are the first of two minibatches."""
     rollouts, rewards = explored(rows)
     exploration: Any = SimpleNamespace(
         samples=[],
@@ -95,8 +95,8 @@ def cut(
     return prepare(parts, exploration, num_minibatches, mu, max_tokens)
 
 
-def rollouts_in(packs: list[list[Pack]]) -> list[Rollouts]:
-    return [pack.rollouts for minibatch in packs for pack in minibatch]
+def rollouts_in(micro_batches: list[list[MicroBatch]]) -> list[Rollouts]:
+    return [micro_batch.rollouts for minibatch in micro_batches for micro_batch in minibatch]
 
 
 def expected_logp(policy: Policy, rollouts: Rollouts) -> Tensor:
@@ -113,10 +113,10 @@ def per_token(values: Sequence[float], rows: Sequence[int] = range(8)) -> list[f
 
 
 def test_every_token_has_the_advantage_of_its_completion(policy: Policy) -> None:
-    rollouts, packs = cut(policy)
+    rollouts, micro_batches = cut(policy)
     assert rollouts.advantage.tolist() == per_token(ADVANTAGE)
-    for pack in rollouts_in(packs):
-        assert pack.advantage.tolist() == per_token(ADVANTAGE, pack.row.tolist())
+    for micro_batch in rollouts_in(micro_batches):
+        assert micro_batch.advantage.tolist() == per_token(ADVANTAGE, micro_batch.row.tolist())
 
 
 @pytest.mark.parametrize(("max_tokens", "mu"), [(0, 2), (30, 1), (12, 2)])
@@ -125,17 +125,17 @@ def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(
 ) -> None:
     reference = FrozenCopy()
     reference.refresh(policy_of(seed=5))
-    rollouts, packs = cut(policy, mu=mu, max_tokens=max_tokens, reference=reference)
+    rollouts, micro_batches = cut(policy, mu=mu, max_tokens=max_tokens, reference=reference)
     own, other = expected_logp(policy, rollouts), expected_logp(reference.policy, rollouts)
     torch.testing.assert_close(rollouts.ref_logp.double(), other, atol=1e-5, rtol=0)
     assert float((own - other).abs().max()) > 0.1
-    for index, minibatch in enumerate(packs):
-        for pack in [pack.rollouts for pack in minibatch]:
-            tokens = torch.cat([own.split(LENGTHS)[row] for row in pack.row.tolist()])
+    for index, minibatch in enumerate(micro_batches):
+        for micro_batch in [micro_batch.rollouts for micro_batch in minibatch]:
+            tokens = torch.cat([own.split(LENGTHS)[row] for row in micro_batch.row.tolist()])
             if index == 0:  # the first update finds it out by itself
-                assert pack.old_logp is None
+                assert micro_batch.old_logp is None
             else:
-                torch.testing.assert_close(pack.old_logp.double(), tokens, atol=1e-5, rtol=0)
+                torch.testing.assert_close(micro_batch.old_logp.double(), tokens, atol=1e-5, rtol=0)
 
 
 class ReadsOldLogp(Clipped):
@@ -156,9 +156,9 @@ class NotesRows(RecordedLogp):
 
 def test_log_pi_old_that_is_read_first_is_of_all_rows_and_on_the_packs_of_the_updates(policy: Policy) -> None:
     old_policy = NotesRows()
-    rollouts, packs = cut(policy, objective=Objective(ReadsOldLogp()), old_policy=old_policy)
+    rollouts, micro_batches = cut(policy, objective=Objective(ReadsOldLogp()), old_policy=old_policy)
     assert [sorted(rows) for rows in old_policy.rows[:2]] == [[0, 1], [4, 5]]  # the others have no advantage
-    assert old_policy.rows[:2] == [pack.row.tolist() for pack in rollouts_in(packs)]
+    assert old_policy.rows[:2] == [micro_batch.row.tolist() for micro_batch in rollouts_in(micro_batches)]
     assert sorted(row for rows in old_policy.rows for row in rows) == [*range(8)]
     torch.testing.assert_close(rollouts.old_logp.double(), expected_logp(policy, rollouts), atol=1e-5, rtol=0)
 
@@ -167,43 +167,48 @@ def test_an_old_policy_that_is_not_the_policy_computes_every_minibatch(policy: P
     average = MovingAverage(alpha=0.5)
     average.refresh(policy_of(seed=5))
     average.refresh(policy)
-    rollouts, packs = cut(policy, old_policy=average)
-    assert not any(pack.old_logp is None for pack in rollouts_in(packs))
+    rollouts, micro_batches = cut(policy, old_policy=average)
+    assert not any(micro_batch.old_logp is None for micro_batch in rollouts_in(micro_batches))
     expected = expected_logp(average.policy, rollouts)
     torch.testing.assert_close(rollouts.old_logp.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_weights_are_those_of_the_whole_minibatch(policy: Policy) -> None:
-    _, packs = cut(policy, max_tokens=20, objective=Objective(beta=0.1, weighting=TokenMean()))
-    for minibatch, rows in zip(packs, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True):
+    _, micro_batches = cut(policy, max_tokens=20, objective=Objective(beta=0.1, weighting=TokenMean()))
+    for minibatch, rows in zip(micro_batches, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True):
         tokens = sum(LENGTHS[row] for row in rows)
-        for pack in [pack.rollouts for pack in minibatch]:
-            assert pack.weight.tolist() == pytest.approx([1 / tokens] * pack.num_tokens)
+        for micro_batch in [micro_batch.rollouts for micro_batch in minibatch]:
+            assert micro_batch.weight.tolist() == pytest.approx([1 / tokens] * micro_batch.num_tokens)
 
 
 def test_rows_without_gradient_are_dropped_and_keep_their_part_of_the_weights(policy: Policy) -> None:
-    _, packs = cut(policy, objective=Objective(weighting=TokenMean()))
-    rows = [sorted(row for pack in minibatch for row in pack.rollouts.row.tolist()) for minibatch in packs]
+    _, micro_batches = cut(policy, objective=Objective(weighting=TokenMean()))
+    rows = [
+        sorted(row for micro_batch in minibatch for row in micro_batch.rollouts.row.tolist())
+        for minibatch in micro_batches
+    ]
     assert rows == [[0, 1], [4, 5]]
-    assert packs[0][0].rollouts.weight[0] == pytest.approx(1 / (4 + 9 + 1 + 6))
+    assert micro_batches[0][0].rollouts.weight[0] == pytest.approx(1 / (4 + 9 + 1 + 6))
 
 
 def test_a_kl_penalty_changes_the_rewards_of_all_completions(policy: Policy) -> None:
     reference = FrozenCopy()
     reference.refresh(policy_of(seed=5))
     objective = Objective(reward_kl=KLPenalty(beta=0.5, kl=K1()))
-    rollouts, packs = cut(policy, num_minibatches=1, objective=objective, reference=reference)
+    rollouts, micro_batches = cut(policy, num_minibatches=1, objective=objective, reference=reference)
     kl = (expected_logp(policy, rollouts) - expected_logp(reference.policy, rollouts)).split(LENGTHS)
     rewards = [reward - 0.5 * math.fsum(part.tolist()) for reward, part in zip(REWARD, kl, strict=True)]
     means = [(rewards[row] + rewards[row + 1]) / 2 for row in range(0, 8, 2)]
     expected = [reward - means[row // 2] for row, reward in enumerate(rewards)]
     assert rollouts.advantage.tolist() == pytest.approx(per_token(expected), abs=1e-4)
-    assert sorted(row for pack in packs[0] for row in pack.rollouts.row.tolist()) == list(range(8))
+    assert sorted(row for micro_batch in micro_batches[0] for row in micro_batch.rollouts.row.tolist()) == list(
+        range(8)
+    )
 
 
 @needs(TopEntropy)
 def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach_the_weights(policy: Policy) -> None:
-    rollouts, packs = cut(policy, objective=Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)]))
+    rollouts, micro_batches = cut(policy, objective=Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)]))
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
     entropy = []
     for row, ids in enumerate(rollouts.token_ids.split(LENGTHS)):
@@ -212,18 +217,18 @@ def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach
     expected = [sum(other < own for other in entropy) / len(entropy) for own in entropy]
     # The first tokens of a group have equal entropies but for rounding, and so may change ranks.
     assert rollouts.columns[ENTROPY_RANK].tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
-    for pack in rollouts_in(packs):
-        stays = ~pack.spread(pack.truncated) & (pack.columns[ENTROPY_RANK] >= 0.5)
-        assert torch.equal(pack.weight != 0, stays) and stays.any() and not stays.all()
+    for micro_batch in rollouts_in(micro_batches):
+        stays = ~micro_batch.spread(micro_batch.truncated) & (micro_batch.columns[ENTROPY_RANK] >= 0.5)
+        assert torch.equal(micro_batch.weight != 0, stays) and stays.any() and not stays.all()
 
 
 def test_rollouts_of_an_earlier_policy_take_log_pi_old_from_their_sampler(policy: Policy) -> None:
     recorded = torch.linspace(-3, -1, sum(LENGTHS))
     policy.version = 7
-    _, packs = cut(policy, version=6, sampler_logp=recorded)
-    for pack in rollouts_in(packs):
-        expected = torch.cat([recorded.split(LENGTHS)[row] for row in pack.row.tolist()])
-        assert torch.equal(pack.old_logp, expected)
+    _, micro_batches = cut(policy, version=6, sampler_logp=recorded)
+    for micro_batch in rollouts_in(micro_batches):
+        expected = torch.cat([recorded.split(LENGTHS)[row] for row in micro_batch.row.tolist()])
+        assert torch.equal(micro_batch.old_logp, expected)
 
 
 class OtherRank:

@@ -53,7 +53,7 @@ def policy_with(adapter: LoRA | None) -> Policy:
 
 
 def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
-    """The gradient of every update of two steps of each run, in packs of one or two rows or whole minibatches."""
+    """The gradients of the updates of two steps, in micro-batches of one or two rows or whole minibatches."""
     paths = {name: str(folder.parent / name) for name in MODELS}
     exact, found = Objective(Reinforce(), FullVocabulary("jensen_shannon", top_k=8), beta=1.0), {}
     options: dict[str, dict[str, Any]] = {

@@ -339,12 +339,12 @@ def weights_of(folder: Path | str) -> dict[str, Tensor]:
     return checkpoint_of(folder)["state_dict"]
 
 
-def gradient_of(policy: Policy, objective: Objective, packs: Sequence[Rollouts]) -> dict[str, Tensor]:
-    """The gradient of an update of these packs."""
+def gradient_of(policy: Policy, objective: Objective, micro_batches: Sequence[Rollouts]) -> dict[str, Tensor]:
+    """The gradient of an update of these micro-batches."""
     policy.zero_grad()
-    for pack in packs:
-        scored = policy(pack)
-        objective(scored.logp, scored.entropy, pack)[0].backward()
+    for micro_batch in micro_batches:
+        scored = policy(micro_batch)
+        objective(scored.logp, scored.entropy, micro_batch)[0].backward()
     return dict(gradients(policy))
 
 

@@ -235,7 +235,7 @@ def test_a_token_without_advantage_counts_but_does_not_push():
     rollouts.advantage = torch.tensor([1.0, 0.0, -1.0, 0.0])
     rollouts.weight = torch.tensor([0.5, 0.5, 0.0, 0.0])
     _, _, diagnostics = evaluate(Objective(), rollouts.old_logp.clone().requires_grad_(), rollouts)
-    assert (float(diagnostics.tokens), float(diagnostics.pushing)) == (2, 1)
+    assert (float(diagnostics.tokens), float(diagnostics.has_advantage)) == (2, 1)
 
 
 @needs(ImportanceWeighted)

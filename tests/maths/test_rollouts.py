@@ -61,11 +61,11 @@ def test_select_leaves_out_what_is_not_there(name):
 @pytest.mark.parametrize("max_tokens", [0, 1, 25, 60])
 def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens, given):
     rollouts = random_rollouts(seed, given)
-    packs = rollouts.packs(max_tokens)
-    after = [row for pack in packs for row in rows_of(pack)]
+    micro_batches = rollouts.micro_batches(max_tokens)
+    after = [row for micro_batch in micro_batches for row in rows_of(micro_batch)]
     assert sorted(after, key=lambda row: row["row"]) == rows_of(rollouts)
-    sizes = [(len(pack), int(pack.sizes.sequence_lengths.max())) for pack in packs]
-    assert max_tokens or len(packs) == 1
+    sizes = [(len(micro_batch), int(micro_batch.sizes.sequence_lengths.max())) for micro_batch in micro_batches]
+    assert max_tokens or len(micro_batches) == 1
     assert all(rows == 1 or max_tokens == 0 or rows * longest <= max_tokens for rows, longest in sizes)
     assert [longest for _, longest in sizes] == sorted((longest for _, longest in sizes), reverse=True)
 
@@ -73,8 +73,10 @@ def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens,
 @pytest.mark.parametrize("by_group", [False, True])
 def test_packs_have_the_rows_of_packs(by_group):
     rollouts = random_rollouts(3)
-    rows = rollouts.sizes.packs(30, by_group)
-    assert [pack.row.tolist() for pack in rollouts.packs(30, by_group)] == [own.tolist() for own in rows]
+    rows = rollouts.sizes.micro_batches(30, by_group)
+    assert [micro_batch.row.tolist() for micro_batch in rollouts.micro_batches(30, by_group)] == [
+        own.tolist() for own in rows
+    ]
 
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
@@ -140,11 +142,11 @@ def test_given_tokens_lie_beside_the_drawn_ones():
 def test_packs_count_context():
     lists = [[1]], [0, 0], [[7, 8, 9, 10], [11, 12, 13, 14]]
     given = Rollouts.from_lists(*lists, drawn=[[True, False, False, True], [True, False, False, False]])
-    assert len(given.packs(8)) == 2
-    assert len(given.packs(10)) == 1
+    assert len(given.micro_batches(8)) == 2
+    assert len(given.micro_batches(10)) == 1
     # The prompt once, then 4 tokens twice.
-    assert len(given.packs(8, by_group=True)) == 2
-    assert len(given.packs(9, by_group=True)) == 1
+    assert len(given.micro_batches(8, by_group=True)) == 2
+    assert len(given.micro_batches(9, by_group=True)) == 1
 
 
 @pytest.mark.parametrize("drawn", [[[False, False]], [[True]], [[True, False, True]]])

@@ -5,7 +5,7 @@ from helpers.contracts import needs
 
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.stopping import AllSettled, KLAbove, Passes, StopRule
+from grpo_lightning.maths.stopping import AllConverged, KLAbove, Passes, StopRule
 
 ObjectivePlateau: Any = optional("ObjectivePlateau")
 
@@ -24,17 +24,19 @@ def stops(rule: StopRule, updates: list[Diagnostics], num_minibatches: int = 1) 
 def test_all_settled_by_hand():
     # Of 10 pushing tokens 4 + 4 and then 4 + 5 are at a bound; 9 of 10 is the share that is asked for.
     updates = [update(), update(clipped_low=4.0, clipped_high=4.0), update(clipped_low=4.0, clipped_high=5.0)]
-    assert stops(AllSettled(fraction=0.9), updates) == [False, True]
-    assert stops(AllSettled(fraction=1.0), updates) == [False, False]
-    assert stops(AllSettled(fraction=0.8), updates) == [True, True]
+    assert stops(AllConverged(fraction=0.9), updates) == [False, True]
+    assert stops(AllConverged(fraction=1.0), updates) == [False, False]
+    assert stops(AllConverged(fraction=0.8), updates) == [True, True]
 
 
 def test_all_settled_counts_neither_idle_nor_unreachable_tokens():
     # 10 tokens, 6 push, 2 of them can never get to their bound: 4 have to.
-    assert stops(AllSettled(fraction=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=3.0)]) == [
-        False
-    ]
-    assert stops(AllSettled(fraction=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=4.0)]) == [True]
+    assert stops(
+        AllConverged(fraction=1.0), [update(), update(has_advantage=6.0, unreachable=2.0, clipped_high=3.0)]
+    ) == [False]
+    assert stops(
+        AllConverged(fraction=1.0), [update(), update(has_advantage=6.0, unreachable=2.0, clipped_high=4.0)]
+    ) == [True]
 
 
 def test_all_settled_looks_at_whole_passes_only():
@@ -45,14 +47,14 @@ def test_all_settled_looks_at_whole_passes_only():
         update(clipped_high=10.0),
         update(clipped_low=8.0),
     ]
-    assert stops(AllSettled(fraction=0.9), updates, num_minibatches=2) == [False, False, True]
+    assert stops(AllConverged(fraction=0.9), updates, num_minibatches=2) == [False, False, True]
     # Half is there after the first pass; in the middle of the second, 2 and 10 are no pass.
-    assert stops(AllSettled(fraction=0.5), updates, num_minibatches=2) == [True, False, True]
+    assert stops(AllConverged(fraction=0.5), updates, num_minibatches=2) == [True, False, True]
 
 
 def test_a_step_in_which_nothing_can_move_is_settled():
-    assert stops(AllSettled(fraction=1.0), [update(pushing=0.0)] * 2) == [True]
-    assert stops(AllSettled(fraction=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
+    assert stops(AllConverged(fraction=1.0), [update(has_advantage=0.0)] * 2) == [True]
+    assert stops(AllConverged(fraction=1.0), [update(has_advantage=3.0, unreachable=3.0)] * 2) == [True]
 
 
 @needs(ObjectivePlateau)

@@ -57,14 +57,14 @@ SIZE = BatchSize(num_completions=6, num_groups=2, num_tokens=NUM_DRAWN)
 
 
 def found(
-    policy: Policy, packs: list[Rollouts], objective: Objective
+    policy: Policy, micro_batches: list[Rollouts], objective: Objective
 ) -> tuple[list[Tensor], float, dict[str, Tensor], list[Diagnostics]]:
-    """The log π_θ of each pack; J, its gradient and its diagnostics."""
+    """The log π_θ of each micro-batch; J, its gradient and its diagnostics."""
     policy.zero_grad()
     logps, total, diagnostics = [], 0.0, []
-    for pack in packs:
-        scored = policy(pack, entropy_gradient=True)
-        value, seen = objective(scored.logp, scored.entropy, pack)
+    for micro_batch in micro_batches:
+        scored = policy(micro_batch, entropy_gradient=True)
+        value, seen = objective(scored.logp, scored.entropy, micro_batch)
         value.backward()
         logps.append(scored.logp.detach())
         diagnostics.append(seen)
@@ -126,7 +126,7 @@ def test_the_bounds_hold_some_tokens_and_not_others() -> None:
             continue
         rollouts, objective = prepared(policy, member, weightings.Unweighted())
         (seen,) = found(policy, [rollouts], objective)[3]
-        assert 0 < float(seen.clipped_low + seen.clipped_high) < float(seen.pushing), cls.__name__
+        assert 0 < float(seen.clipped_low + seen.clipped_high) < float(seen.has_advantage), cls.__name__
 
 
 @shared_and_not
@@ -136,17 +136,17 @@ def test_packing_padding_and_order_do_not_change_the_gradient(shares: bool) -> N
     _, total, whole, _ = found(policy, [rollouts], objective)
     order = torch.tensor([4, 0, 6, 5, 2, 1, 3])
     half = [rollouts.select(order[:3]), rollouts.select(order[3:])]
-    for packs in (
+    for micro_batches in (
         [rollouts.select(order)],
         half,
         [Rollouts.concat(half)],
-        rollouts.packs(1, shares),
-        rollouts.packs(24, shares),
+        rollouts.micro_batches(1, shares),
+        rollouts.micro_batches(24, shares),
     ):
-        _, value, gradient, _ = found(policy, packs, objective)
+        _, value, gradient, _ = found(policy, micro_batches, objective)
         assert value == pytest.approx(total, rel=1e-5, abs=1e-6)
         assert relative(gradient, whole) < 2e-6
-    assert len(rollouts.packs(24, shares)) > 1
+    assert len(rollouts.micro_batches(24, shares)) > 1
 
 
 def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,8 +144,8 @@ def test_a_plain_function_is_a_reward(module, monkeypatch):
     assert [reward.name for reward in scorer.rewards] == ["sees"]
     assert scorer([sample("good")] * 2).total == [1.0, 1.0]
     scorer.close()
-    assert Validation(judge=constant).judge.function == f"{__name__}:constant"  # type: ignore[arg-type, union-attr]
-    assert Validation().judge is None
+    assert Validation(grader=constant).grader.function == f"{__name__}:constant"  # type: ignore[arg-type, union-attr]
+    assert Validation().grader is None
 
 
 def test_a_function_of_a_script_is_imported_from_its_file(module, monkeypatch):

@@ -13,7 +13,7 @@ from helpers.tiny import policy_of, prompts_of
 from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.reward import Reward, RewardFailure
-from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike, judge_class
+from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, grades_alike
 from grpo_lightning.training.half_width import HalfWidth
 from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
@@ -165,14 +165,14 @@ def test_a_completion_that_was_not_judged_is_no_wrong_answer() -> None:
 
 @pytest.mark.parametrize(("pattern", "by_judge"), [("x", 0), ("y", 3)])
 def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) -> None:
-    trained, judge = Counted(weight=0.5), Counted(pattern, name="other")
+    trained, grader = Counted(weight=0.5), Counted(pattern, name="other")
     found = evaluation("4", "5", rewards=[Digits(), trained])
-    found.judge_by(judge)
+    found.set_grader(grader)
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
-    assert trained.num_graded == [3] and judge.num_graded == [by_judge]
-    assert (found.judge is trained) == (pattern == "x")
-    found.judge_by(None)
-    assert found.judge is found.scorer.rewards[0]
+    assert trained.num_graded == [3] and grader.num_graded == [by_judge]
+    assert (found.grader is trained) == (pattern == "x")
+    found.set_grader(None)
+    assert found.grader is found.scorer.rewards[0]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:
 class Judged(Echo):
     """Questions with a judge of their own."""
 
-    judge = "training.test_evaluation.Short"
+    grader = "training.test_evaluation.Short"
 
 
 def test_nothing_is_learned_from_the_judge(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_nothing_is_learned_from_the_judge(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("judge", [None, Counted("")])
-def test_a_validation_that_cannot_be_judged_ends_the_run(judge: Reward | None, tmp_path: Path) -> None:
-    rewards = [Digits()] if judge else [Counted("")]
-    validation = Validation(judge)
+def test_a_validation_that_cannot_be_judged_ends_the_run(grader: Reward | None, tmp_path: Path) -> None:
+    rewards = [Digits()] if grader else [Counted("")]
+    validation = Validation(grader)
     with pytest.raises(RewardFailure, match=r"reward counted failed on 72 of 72 .*max_failed_rewards=0.5 of a validat"):
         fit(tmp_path, rewards=rewards, validation=validation, trainer={"limit_val_batches": 1.0})
     assert not scalars(tmp_path).get("reward/mean")  # before the first step
@@ -222,7 +222,7 @@ def test_a_validation_that_cannot_be_judged_ends_the_run(judge: Reward | None, t
 @pytest.mark.parametrize("name", ["NoSuchReward", "no_such_module.Judge"])
 def test_a_judge_that_is_not_here_is_one_message(name: str) -> None:
     with pytest.raises(UsageError, match=f"model.validation.judge={name}.* name another"):
-        judge_class(name)
+        grader_class(name)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4, 1e8])

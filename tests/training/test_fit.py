@@ -13,8 +13,8 @@ from torch import Tensor
 
 from grpo_lightning import (
     GRPOModule,
+    MicroBatch,
     Objective,
-    Pack,
     PlainEngine,
     Policy,
     RewardResult,
@@ -51,7 +51,9 @@ def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> No
     fit(tmp_path, [watch, Trains()], loop={"mu": 3, "num_minibatches": 2}, trainer={"max_epochs": 2})
     assert len(watch.seen) == 2 * 3 * 2
     step = watch.seen[:6]
-    rows = [sorted(torch.cat([pack.rollouts.row for pack in batch.packs]).tolist()) for batch in step]
+    rows = [
+        sorted(torch.cat([micro_batch.rollouts.row for micro_batch in batch.micro_batches]).tolist()) for batch in step
+    ]
     assert rows == [list(range(8)), list(range(8, 16))] * 3
     assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]
     assert len({id(batch.step) for batch in step}) == 1
@@ -127,13 +129,13 @@ def test_a_stop_rule_hides_no_bad_update_and_only_those_made_are_counted(tmp_pat
 class Seeing(Watcher, L.Callback):
     """Counts what it sees, and logs a number per update."""
 
-    packs = 0
+    micro_batches = 0
 
-    def see(self, pack: Pack) -> None:
-        self.packs += 1
+    def see(self, micro_batch: MicroBatch) -> None:
+        self.micro_batches += 1
 
     def metrics(self, reduce: Any) -> dict[str, Tensor]:
-        return {"optim/seen": torch.tensor(float(self.packs))}
+        return {"optim/seen": torch.tensor(float(self.micro_batches))}
 
 
 def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class CostlyHasDigit(HasDigit):
 class Graded(Echo):
     """Questions with a grader of their own."""
 
-    judge = f"{__name__}.HasDigit"
+    grader = f"{__name__}.HasDigit"
 
 
 SHAPED: dict[str, Callable[[Sample, float], float]] = {
@@ -104,7 +104,7 @@ def test_the_grader_decides_in_training_too(tmp_path: Path, name: str, of_task: 
 def test_a_grader_among_the_rewards_grades_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     steps, num_before = Steps(), HasDigit.num_graded
     rewards = [Digits(name="brief", change=SHAPED["brief"]), HasDigit(weight=0.5)]
-    fit(tmp_path, [steps], rewards=rewards, judge=HasDigit(), max_failed_rewards=1.0)
+    fit(tmp_path, [steps], rewards=rewards, grader=HasDigit(), max_failed_rewards=1.0)
     assert HasDigit.num_graded - num_before == sum(len(one.samples) for one in steps.explorations)
     lengths = [len(sample.token_ids) for sample, right in graded(steps)[0] if right]
     assert scalars(tmp_path)["rollout/length_right"][0] == pytest.approx(mean(lengths))
@@ -118,13 +118,15 @@ def test_a_costly_grader_is_asked_in_training_only_if_it_is_a_reward(
         return Digits(name="brief", change=SHAPED["brief"])
 
     num_before = CostlyHasDigit.num_graded
-    fit(tmp_path / "beside", rewards=[shaped()], judge=CostlyHasDigit())
+    fit(tmp_path / "beside", rewards=[shaped()], grader=CostlyHasDigit())
     assert CostlyHasDigit.num_graded == num_before
     assert caplog.text.count("brief: reward > 0.5") == 1, "said once in a run"
     caplog.clear()
     steps = Steps()
-    judge = CostlyHasDigit()
-    fit(tmp_path / "among", [steps], rewards=[shaped(), CostlyHasDigit(weight=0)], judge=judge, max_failed_rewards=1.0)
+    grader = CostlyHasDigit()
+    fit(
+        tmp_path / "among", [steps], rewards=[shaped(), CostlyHasDigit(weight=0)], grader=grader, max_failed_rewards=1.0
+    )
     assert CostlyHasDigit.num_graded - num_before == sum(len(one.samples) for one in steps.explorations)
     assert "reward > 0.5" not in caplog.text
 

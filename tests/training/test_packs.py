@@ -1,12 +1,12 @@
 import pytest
 import torch
+from grpo_lightning.maths.micro_batches import idle_micro_batch, rows_with_gradient
 from helpers.fitting import gradient_of
 from helpers.tiny import policy_of, rollouts_of, rows_of
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
 
-from grpo_lightning import BatchSize, Minibatch, Objective, Pack, Rollouts, SequenceMean, ranks, spread
-from grpo_lightning.maths.packs import idle_pack, moving_rows
+from grpo_lightning import BatchSize, MicroBatch, Minibatch, Objective, Rollouts, SequenceMean, ranks, spread
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 
@@ -22,7 +22,7 @@ def weighted(advantage: list[float]) -> Rollouts:
 
 
 def without_idle_rows(rollouts: Rollouts) -> Rollouts:
-    return rollouts.select(moving_rows(rollouts))
+    return rollouts.select(rows_with_gradient(rollouts))
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,15 @@ def test_ranks_keep_the_rows_that_one_process_would(counts, rank, kept, monkeypa
     answers = iter([[moving > 0 for moving, _ in counts], [rows > 0 for _, rows in counts]])
     monkeypatch.setattr(ranks, "gather", lambda own: next(answers))
     monkeypatch.setattr(ranks, "rank", lambda: rank)
-    assert moving_rows(weighted([0.0] * 8)).tolist() == kept
+    assert rows_with_gradient(weighted([0.0] * 8)).tolist() == kept
 
 
 def test_the_row_kept_for_a_zero_gradient_has_weight_if_any_has():
     rollouts = weighted([0.0] * 8)
     rollouts.weight = torch.where(rollouts.spread(torch.arange(8)) < 3, 0.0, rollouts.weight)
-    assert moving_rows(rollouts).tolist() == [3]
+    assert rows_with_gradient(rollouts).tolist() == [3]
     rollouts.weight = torch.zeros_like(rollouts.weight)
-    assert moving_rows(rollouts).tolist() == [0]
+    assert rows_with_gradient(rollouts).tolist() == [0]
 
 
 def largest(gradient: dict[str, torch.Tensor]) -> float:
@@ -91,19 +91,19 @@ def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_an_idle_pack_adds_nothing(policy, beta):
     rollouts = weighted([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5])
-    packs = rollouts.packs(max_tokens=40)
-    idle = idle_pack(rollouts.temperature)
+    micro_batches = rollouts.micro_batches(max_tokens=40)
+    idle = idle_micro_batch(rollouts.temperature)
     assert largest(gradient_of(policy, Objective(beta=beta), [idle])) == 0
-    without = gradient_of(policy, Objective(beta=beta), packs)
+    without = gradient_of(policy, Objective(beta=beta), micro_batches)
     assert largest(without) > 0.01
-    for name, gradient in gradient_of(policy, Objective(beta=beta), [*packs, idle]).items():
+    for name, gradient in gradient_of(policy, Objective(beta=beta), [*micro_batches, idle]).items():
         assert gradient.equal(without[name])
 
 
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
     # Each notes its log-probs in the first pass for the others.
-    packs = [Pack(rollouts) for rollouts in weighted([1.0] * 8).packs(max_tokens=40)]
-    minibatch = Minibatch(packs, True, object())  # type: ignore[arg-type]
+    micro_batches = [MicroBatch(rollouts) for rollouts in weighted([1.0] * 8).micro_batches(max_tokens=40)]
+    minibatch = Minibatch(micro_batches, True, object())  # type: ignore[arg-type]
     assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
     assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch
-    assert packs[0].rollouts.advantage.dtype == torch.float32
+    assert micro_batches[0].rollouts.advantage.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Seconds and MFU of one pack's forward and backward at a 0.5B shape, and what each part of it would gain."""
+"""Seconds and MFU of one micro-batch's forward and backward at a 0.5B shape, and what each part of it would gain."""
 
 import random
 import time
@@ -37,25 +37,25 @@ mean = 5.0 if IS_CUDA else 2.5
 lengths = [min(LONGEST, max(8, int(random.lognormvariate(mean, 0.4)))) for _ in range(PROMPTS * GROUP)]
 group = [row // GROUP for row in range(PROMPTS * GROUP)]
 rollouts = Rollouts.from_lists(prompts, group, [[3 + row % 50] * length for row, length in enumerate(lengths)])
-packs = rollouts.packs(16384, True)
-pack = packs[0].to(DEVICE)
-tokens, sampled = int(pack.sizes.prompt_lengths.sum()) + pack.num_tokens, pack.num_tokens
+micro_batches = rollouts.micro_batches(16384, True)
+micro_batch = micro_batches[0].to(DEVICE)
+tokens, sampled = int(micro_batch.sizes.prompt_lengths.sum()) + micro_batch.num_tokens, micro_batch.num_tokens
 trunk = sum(parameter.numel() for name, parameter in policy.model.named_parameters() if "embed" not in name)
 head = policy.model.get_output_embeddings().weight.numel()
 pairs = sum(length * (len(prompts[row // GROUP]) + length / 2) for row, length in enumerate(lengths))
 pairs *= sampled / rollouts.num_tokens
 attended = 12 * pairs * policy.config.num_hidden_layers * policy.config.hidden_size
 OPERATIONS = 6 * trunk * tokens + 6 * head * sampled + attended
-note("packs", packs=len(packs), tokens=tokens, sampled=sampled, tflop=OPERATIONS / 1e12)
+note("packs", micro_batches=len(micro_batches), tokens=tokens, sampled=sampled, tflop=OPERATIONS / 1e12)
 
 
 def updated(context: Callable[[], Any], backward: bool = True) -> Callable[[], Any]:
-    """A forward over the pack, with its backward."""
-    layout = policy.compute.layout(pack)
+    """A forward over the micro-batch, with its backward."""
+    layout = policy.compute.layout(micro_batch)
 
     def once() -> Any:
         with context():
-            logp = policy(pack, layout=layout).logp
+            logp = policy(micro_batch, layout=layout).logp
         if backward:
             logp.sum().backward()
         layout.free()
@@ -66,11 +66,11 @@ def updated(context: Callable[[], Any], backward: bool = True) -> Callable[[], A
 
 def through_trunk(context: Callable[[], Any]) -> Callable[[], Any]:
     """The same without the head."""
-    layout = policy.compute.layout(pack)
+    layout = policy.compute.layout(micro_batch)
 
     def once() -> None:
         with context():
-            hidden = policy.compute.hidden(policy.trunk, pack, layout)
+            hidden = policy.compute.hidden(policy.trunk, micro_batch, layout)
         hidden.float().sum().backward()
 
     return once
@@ -88,7 +88,7 @@ measure("bf16-mixed, trunk alone", through_trunk(mixed), OPERATIONS - 6 * head *
 if IS_CUDA:
     with attempt("varlen"):
         expected = updated(mixed, False)()
-        with varlen_attention(Rows.from_rollouts(pack, DEVICE)):
+        with varlen_attention(Rows.from_rollouts(micro_batch, DEVICE)):
             actual = updated(mixed, False)()
             gap = (actual - expected).abs()
             note("varlen", mean_gap=float(gap.mean()), max_gap=float(gap.max()))

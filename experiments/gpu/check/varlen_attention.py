@@ -19,7 +19,7 @@ from grpo_lightning.plugins.compute.fast.shared_prefix import SharedPrefix
 
 @dataclass
 class Rows:
-    """The rows of a pack, first its prompts, then its completions, each of which sees its prompt and itself."""
+    """The rows of a micro-batch, first its prompts, then its completions, each of which sees its prompt and itself."""
 
     token_of_key: Tensor
     """[sum of the rows' keys] index of each key in the flat sequence."""

@@ -166,8 +166,10 @@ def test_the_mismatch_is_that_of_a_loop_by_pack() -> None:
     objective = Objective(correction=RatioMask(0.8, 1.2))
 
     def mismatch(rows: list[int]) -> Mismatch:
-        pack = rollouts.select(torch.tensor(rows))
-        return Mismatch.from_pack(pack, pack.old_logp, objective.factor(pack.old_logp, pack))
+        micro_batch = rollouts.select(torch.tensor(rows))
+        return Mismatch.from_micro_batch(
+            micro_batch, micro_batch.old_logp, objective.factor(micro_batch.old_logp, micro_batch)
+        )
 
     whole = mismatch([0, 3, 5]) + mismatch([7, 1, 2]) + mismatch([4, 6])
     off = (rollouts.old_logp - rollouts.sampler_logp)[rollouts.weight != 0].abs()
@@ -183,7 +185,7 @@ def test_the_mismatch_is_that_of_a_loop_by_pack() -> None:
 
 def test_the_mismatch_of_ranks_is_that_of_all() -> None:
     rollouts = far_rollouts()
-    half = Mismatch.from_pack(rollouts, rollouts.old_logp, torch.ones_like(rollouts.old_logp))
+    half = Mismatch.from_micro_batch(rollouts, rollouts.old_logp, torch.ones_like(rollouts.old_logp))
 
     def of_two_alike(values: Tensor, reduce_op: str) -> Tensor:
         return {"sum": 2 * values, "max": values}[reduce_op]

@@ -40,9 +40,9 @@ class Fast(Compute):
         products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
             `onednn` is about twice as fast on AMD's processors with AVX-512, and `auto` takes it on AMD. It changes
             only speed and rounding.
-        threads: On a CPU, pass so many packs at once in an update, each in a thread with a part of the cores. It is
-            faster for small models, whose products are too small to be divided among cores, and takes as many times
-            the memory of a pack. It changes only speed, memory and rounding.
+        threads: On a CPU, pass so many micro-batches at once in an update, each in a thread with a part of the cores.
+            It is faster for small models, whose products are too small to be divided among cores, and takes as many
+            times the memory of a micro-batch. It changes only speed, memory and rounding.
     """
 
     def __init__(
@@ -118,19 +118,23 @@ class Fast(Compute):
         )
         return TokenLogp(logp.float(), entropy.float(), *((top[0], top[1].float()) if num_top else ()))
 
-    def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
+    def gradients(
+        self, micro_batches: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine
+    ) -> Iterator[R]:
         alone = machine.alone() if self.threads > 1 else None
         if alone is None:
-            yield from super().gradients(packs, forward, machine)
+            yield from super().gradients(micro_batches, forward, machine)
             return
 
-        def gradient_of(pack: T) -> tuple[R, Sequence[Tensor | None]]:
-            objective, found = forward(pack)
+        def gradient_of(micro_batch: T) -> tuple[R, Sequence[Tensor | None]]:
+            objective, found = forward(micro_batch)
             return found, torch.autograd.grad(-objective, alone, allow_unused=True)
 
-        for first in range(0, len(packs), self.threads):
-            results = in_threads([partial(gradient_of, pack) for pack in packs[first : first + self.threads]])
-            # Added up in the order of the packs: the sum does not depend on which thread is first.
+        for first in range(0, len(micro_batches), self.threads):
+            results = in_threads(
+                [partial(gradient_of, micro_batch) for micro_batch in micro_batches[first : first + self.threads]]
+            )
+            # Added up in the order of the micro-batches: the sum does not depend on which thread is first.
             for found, gradients in results:
                 for parameter, gradient in zip(alone, gradients, strict=True):
                     if gradient is not None:

@@ -109,16 +109,16 @@ class Plan:
         prompts = max(1, loop.prompts_per_step // self.trainer.count // loop.num_minibatches)
         group = [row // loop.group_size for row in range(prompts * loop.group_size)]
         prompt, longest = [0] * self.prompt_tokens, self._longest(self.model.sampling)
-        packs: list[Rollouts] = []
-        # Shorter completions may fill a pack that has room for one and a half groups of the longest.
+        micro_batches: list[Rollouts] = []
+        # Shorter completions may fill a micro-batch that has room for one and a half groups of the longest.
         for n in (8, 7, 6, 5, 4):
             rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
-            packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
-        pack = max(packs, key=lambda one: len(one.all_token_ids))
+            micro_batches += rollouts.micro_batches(loop.max_tokens, self.fake.compute.shares_prefix)
+        micro_batch = max(micro_batches, key=lambda one: len(one.all_token_ids))
         kl = self.model.objective.kl if self.model.objective.kl.reads_distributions else None
-        scored = max(peak_of(one, pack, False, mixed, entropy) for one in (self.fake, *self.teachers))
-        updated = peak_of(self.fake, pack, True, mixed, entropy, kl, next(iter(self.teachers), None))
-        return len(pack.all_token_ids), len(pack), scored, updated
+        scored = max(peak_of(one, micro_batch, False, mixed, entropy) for one in (self.fake, *self.teachers))
+        updated = peak_of(self.fake, micro_batch, True, mixed, entropy, kl, next(iter(self.teachers), None))
+        return len(micro_batch.all_token_ids), len(micro_batch), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:
         """Most tokens of a completion; of a conversation, as many as its limits allow."""
@@ -321,7 +321,7 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Pol
 
 def peak_of(
     fake: Policy,
-    pack: Rollouts,
+    micro_batch: Rollouts,
     backward: bool,
     autocasts: bool,
     entropy_gradient: bool = False,
@@ -353,8 +353,8 @@ def peak_of(
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
         # No module of it is sharded.
         snapshot: Any = SimpleNamespace(scored=scored, modules=list)
-        read = kl.reading(snapshot, fake, pack) if kl is not None else None
-        found = Policy.forward(fake, pack, entropy_gradient, read=read)
+        read = kl.reading(snapshot, fake, micro_batch) if kl is not None else None
+        found = Policy.forward(fake, micro_batch, entropy_gradient, read=read)
         if backward:
             (found.logp + found.entropy + (0 if read is None else found.read)).sum().backward()
     return live.peak

@@ -17,7 +17,7 @@ import grpo_lightning
 from grpo_lightning import disk
 from grpo_lightning.command.parser_internals import subparsers_of
 from grpo_lightning.plugins.looking.run_files.run_configs import UNTIL, differing, earlier_files, flat, without_secrets
-from grpo_lightning.training.evaluation import judge_class
+from grpo_lightning.training.evaluation import grader_class
 from grpo_lightning.types import UsageError
 
 FOREIGN = r"class_path='(?!grpo_lightning\.|torch\.optim\.)"
@@ -41,10 +41,10 @@ class SaveConfig(SaveConfigCallback):
         if not trainer.is_global_zero:
             return
         config = self.config.clone()
-        task_judge = trainer.datamodule.task.judge  # type: ignore[attr-defined]
-        if config.model.validation.judge is None and task_judge is not None:
+        task_grader = trainer.datamodule.task.grader  # type: ignore[attr-defined]
+        if config.model.validation.grader is None and task_grader is not None:
             # Whoever reads the file knows by what validation was judged.
-            kind = judge_class(task_judge)
+            kind = grader_class(task_grader)
             module = "grpo_lightning" if kind.__name__ in grpo_lightning.__all__ else kind.__module__
             given = inspect.signature(kind).parameters.values()
             defaults = {one.name: one.default for one in given if one.default is not one.empty}

@@ -36,7 +36,7 @@ class Arithmetic(Task):
         sentence: Ask in a sentence with digits and spaces, for a model that knows English: `What is 47 + 85?`.
     """
 
-    judge = "MathVerifier"
+    grader = "MathVerifier"
 
     def __init__(
         self,

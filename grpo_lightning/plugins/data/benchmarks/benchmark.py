@@ -13,7 +13,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.task import Task
-from grpo_lightning.training.evaluation import Evaluation, judge_class
+from grpo_lightning.training.evaluation import Evaluation, grader_class
 from grpo_lightning.training.task_data import PromptLoader, TaskData
 from grpo_lightning.types import UsageError, at_least, require
 
@@ -40,7 +40,7 @@ class Benchmark:
 
     task: Task
     split: Literal["val", "test"] = "test"
-    judge: Reward | None = None
+    grader: Reward | None = None
     samples: int = 8
     sampling: ValidationSampling = field(default_factory=ValidationSampling)
     template: str | None = None
@@ -49,8 +49,8 @@ class Benchmark:
     limit: int | None = None
     every: int = 1
 
-    def connect(self, name: str, run: TaskData, judges: dict[str, Reward]) -> None:
-        """Makes its data like that of the run, and its judge, or takes one of `judges`, which are by class."""
+    def connect(self, name: str, run: TaskData, graders: dict[str, Reward]) -> None:
+        """Makes its data like that of the run, and its judge, or takes one of `graders`, which are by class."""
         key = f"data.validations.{name}"
         self.key, self.run = key, run
         require(re.fullmatch(r"[\w-]+", name) is not None, f"{key}: give a name of letters, digits, _ and -")
@@ -70,14 +70,14 @@ class Benchmark:
             )
         except UsageError as error:
             raise UsageError(str(error).replace("data.", f"{key}.")) from error
-        if self.judge is None:
-            kind = self.task.judge
+        if self.grader is None:
+            kind = self.task.grader
             fix = f"set {key}.judge: {type(self.task).__name__} names none"
             require(kind is not None, f"{key}: nothing decides what is right. So {fix}")
-            if kind not in judges:
-                judges[str(kind)] = judge_class(str(kind))()
-            self.judge = judges[str(kind)]
-        self.scorer = Scorer([self.judge])
+            if kind not in graders:
+                graders[str(kind)] = grader_class(str(kind))()
+            self.grader = graders[str(kind)]
+        self.scorer = Scorer([self.grader])
 
     def evaluation(self, explorer: Explorer, sampling: Sampling) -> Evaluation:
         """Its metrics in a run that explores so."""
@@ -111,6 +111,6 @@ class Benchmark:
 
 def connect(benchmarks: Mapping[str, Benchmark], run: TaskData) -> None:
     """Makes their data like that of the run. Those judged by the same class share a judge."""
-    judges: dict[str, Reward] = {}
+    graders: dict[str, Reward] = {}
     for name, benchmark in benchmarks.items():
-        benchmark.connect(name, run, judges)
+        benchmark.connect(name, run, graders)

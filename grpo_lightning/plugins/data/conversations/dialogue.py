@@ -70,27 +70,27 @@ class Dialogue:
         return self._encode(self._rendered(messages), begins="chat_template" in self._template)
 
     def follow(
-        self, messages: Sequence[Message], drawn_ids: Sequence[int], new_messages: Sequence[Message]
+        self, messages: Sequence[Message], sampled_ids: Sequence[int], new_messages: Sequence[Message]
     ) -> list[int] | None:
         """The given ids after a turn: its end, unless the policy drew it, new messages, the header of the next turn.
 
-        `messages` come before the turn; `drawn_ids` are all of it, with its stop token if the policy drew one. None
+        `messages` come before the turn; `sampled_ids` are all of it, with its stop token if the policy drew one. None
         where kept ids cannot spell what the template now renders. A new completion then begins with
-        `start([*messages, turn(drawn_ids), *new_messages])`.
+        `start([*messages, turn(sampled_ids), *new_messages])`.
         """
-        drawn = self._decode(drawn_ids)
+        drawn = self._decode(sampled_ids)
         before = self._rendered(messages) + drawn
-        whole = self._rendered([*messages, self.turn(drawn_ids), *new_messages])
+        whole = self._rendered([*messages, self.turn(sampled_ids), *new_messages])
         if not whole.startswith(before):
             return None
         given = self._encode(whole[len(before) :])
         # Not so where a character was cut in two, and its first half takes part of what follows with it.
-        joined = self._decode([*drawn_ids, *given]) == drawn + self._decode(given)
+        joined = self._decode([*sampled_ids, *given]) == drawn + self._decode(given)
         return given if joined else None
 
-    def turn(self, drawn_ids: Sequence[int]) -> Message:
+    def turn(self, sampled_ids: Sequence[int]) -> Message:
         """The message that the policy drew: its text, calls of tools included, without the stop token."""
-        written = drawn_ids[:-1] if drawn_ids and drawn_ids[-1] in self._special_ids else drawn_ids
+        written = sampled_ids[:-1] if sampled_ids and sampled_ids[-1] in self._special_ids else sampled_ids
         return Message(role="assistant", content=self._decode(written))
 
     def _rendered(self, messages: Sequence[Message]) -> str:

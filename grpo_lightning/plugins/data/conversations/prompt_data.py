@@ -77,15 +77,15 @@ class PromptDataModule(TaskData):
         scorer: Scorer,
         validates: bool = True,
         val_sampling: Sampling | None = None,
-        judge: Reward | None = None,
+        grader: Reward | None = None,
     ) -> None:
         """As `TaskData.load`; starts the environment."""
         if self.conversations is not None:
             self.conversations.load(policy.tokenizer)
             self.conversations.check_end(policy.stop_ids)
-        elif named := [reward.name for reward in [*scorer.rewards, judge] if isinstance(reward, EnvironmentReward)]:
+        elif named := [reward.name for reward in [*scorer.rewards, grader] if isinstance(reward, EnvironmentReward)]:
             raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
-        super().load(stage, policy, sampling, scorer, validates, val_sampling, judge)
+        super().load(stage, policy, sampling, scorer, validates, val_sampling, grader)
         if validates and stage in ("fit", "validate"):
             for benchmark in self.validations.values():
                 benchmark.load(policy, sampling)

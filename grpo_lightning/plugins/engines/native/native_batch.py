@@ -50,7 +50,7 @@ class Batch:
         self.shared: SharedPrompts | None = None
         self.going = [*chain.from_iterable(self.groups)]  # the request of each row
         self.drawn: dict[int, tuple[list[int], list[float]]] = {index: ([], []) for index in self.going}
-        self.num_drawn = 0
+        self.num_sampled = 0
         own = [self.requests[index] for index in self.going]
         keys = [(one.prompt_id, one.sample, one.position, len(one.token_ids)) for one in own]
         self.keys = torch.tensor(keys, device=self.policy.device)
@@ -68,16 +68,16 @@ class Batch:
         """Draws up to `count` tokens of each completion; returns those that have ended, and drops their rows."""
         if not self.layers:
             self.read()
-        longest, seen = self.sampling.max_new_tokens, self.num_drawn
+        longest, seen = self.sampling.max_new_tokens, self.num_sampled
         prompt_id, sample, position, length = self.keys.unbind(1)
         uniform = uniforms(self.key, prompt_id, sample, position + seen, min(count, longest - seen))
         drawn = []
         for column in uniform.unbind(1):
             token, logp = draw(self.logits, column, self.sampling)
             drawn.append((token, logp))
-            if self.num_drawn + 1 < longest:
-                self._forward(token, length + self.num_drawn)
-            self.num_drawn += 1
+            if self.num_sampled + 1 < longest:
+                self._forward(token, length + self.num_sampled)
+            self.num_sampled += 1
         # The one wait for the device.
         columns = (torch.stack(column, 1).tolist() for column in zip(*drawn, strict=True))
         ended: dict[int, Completion] = {}

@@ -62,12 +62,12 @@ def read(
 
 def _packs(starts: list[int], rest: Sequence[list[int]], width: int, read_tokens: int) -> list[list[int]]:
     """Prompts that are read together: new ones by their tokens, others while their mask is small."""
-    packs = []
+    micro_batches = []
     for begun, cost, limit in ((False, 1, read_tokens), (True, width, MASK_ELEMENTS)):
         rows = [row for row, start in enumerate(starts) if bool(start) is begun]
         budget = ragged.token_budget([cost * len(rest[row]) for row in rows], limit)
-        packs += [sorted(rows[index] for index in pack) for pack in budget]
-    return packs
+        micro_batches += [sorted(rows[index] for index in micro_batch) for micro_batch in budget]
+    return micro_batches
 
 
 class _PackLayer(DynamicLayer):

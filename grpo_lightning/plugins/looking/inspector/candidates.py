@@ -118,11 +118,16 @@ def learned_from(
     """What the step's updates saw of the completions `rows`, by their index in the exploration, piece by piece."""
     found: dict[int, list[Learned]] = {row: [] for row in rows}
     last = len(step.passes.updates) - 1
-    for minibatch, pack in ((i, pack) for i, packs in enumerate(step.packs) for pack in packs if pack.scored):
+    for minibatch, micro_batch in (
+        (i, micro_batch)
+        for i, micro_batches in enumerate(step.micro_batches)
+        for micro_batch in micro_batches
+        if micro_batch.scored
+    ):
         update = last - (last - minibatch) % num_minibatches
         # Copied from the device at once, not completion by completion.
-        rollouts = pack.rollouts.to("cpu")
-        scored = pack.scored
+        rollouts = micro_batch.rollouts.to("cpu")
+        scored = micro_batch.scored
         assert scored is not None
         numbers = [values if values is None else values.cpu() for values in (scored.logp, scored.entropy, scored.read)]
         for index, row in enumerate(rollouts.row.tolist()):
@@ -132,11 +137,11 @@ def learned_from(
 
 
 def _seen(rollouts: Rollouts, numbers: list[Any], index: int, objective: Objective) -> tuple[Rollouts, dict[str, Any]]:
-    """The completion at an index of a pack's rollouts, and what its update saw of it.
+    """The completion at an index of a micro-batch's rollouts, and what its update saw of it.
 
     Args:
         rollouts: The pack's, on the CPU.
-        numbers: Log-probs, entropies and what was read, of all tokens of the pack.
+        numbers: Log-probs, entropies and what was read, of all tokens of the micro-batch.
         index: Of the completion.
         objective: Of the run.
     """

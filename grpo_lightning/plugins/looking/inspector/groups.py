@@ -82,11 +82,11 @@ class Measure:
 
     def __call__(self, rollouts: Rollouts) -> TokenLogp:
         """Log-probs, entropies and the likeliest tokens at each drawn token, on the CPU, in the order of `rollouts`."""
-        packer, packs = self._packs(rollouts)
+        packer, micro_batches = self._packs(rollouts)
         # `trainer.precision: 64-true` changes the default type.
         numbers = torch.zeros(rollouts.num_tokens, 2 + NUM_ALTERNATIVES, dtype=torch.float32)
         ids = torch.zeros(rollouts.num_tokens, NUM_ALTERNATIVES, dtype=torch.int64)
-        for tokens, scored in packer.over(rollouts, packs, partial(self.policy, num_top=NUM_ALTERNATIVES)):
+        for tokens, scored in packer.over(rollouts, micro_batches, partial(self.policy, num_top=NUM_ALTERNATIVES)):
             assert scored.top_ids is not None and scored.top_logp is not None
             numbers[tokens] = torch.column_stack([scored.logp, scored.entropy, scored.top_logp]).cpu()
             ids[tokens] = scored.top_ids.cpu()
@@ -94,12 +94,12 @@ class Measure:
 
     def logp(self, rollouts: Rollouts, of: Callable[[Policy, Rollouts], Tensor]) -> Tensor:
         """[N] float32 log-probs of a snapshot, on the CPU."""
-        packer, packs = self._packs(rollouts)
-        return packer.per_token(rollouts, packs, partial(of, self.policy))
+        packer, micro_batches = self._packs(rollouts)
+        return packer.per_token(rollouts, micro_batches, partial(of, self.policy))
 
     def _packs(self, rollouts: Rollouts) -> tuple[Packer, list[Tensor]]:
         packer = Packer(self.policy, self.max_tokens, rollouts.temperature)
-        return packer, packer.rows_of_packs(rollouts) if len(rollouts) else []
+        return packer, packer.rows_of_micro_batches(rollouts) if len(rollouts) else []
 
 
 def measured(scored: TokenLogp, pick: slice, when: str) -> dict[str, Tensor | None]:
@@ -132,7 +132,7 @@ def completion_record(
         segments=segments,
         tokens=tokens,
         greedy=greedy,
-        judge=scores.correct or "",
+        grader=scores.correct or "",
         conversation=conversation_record(talk, piece, tokens.drawn.tolist()) if talk else None,
         notes=scores.notes(index),
     )

@@ -167,7 +167,7 @@ METRICS = ("update/agreement", "update/delta_logp_right", "update/delta_logp_wro
 
 
 def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, float]:
-    """The metrics of all ranks together, without those that are not defined; a forward per pack.
+    """The metrics of all ranks together, without those that are not defined; a forward per micro-batch.
 
     They are over the tokens that an update was made with: one that a stop rule refused, or that was skipped as not
     finite, does not count. Every rank must call it, in eval mode and without gradients.
@@ -175,11 +175,11 @@ def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, floa
     # For each metric a sum and what it is divided by.
     total = torch.zeros(3, 2, dtype=torch.float64)
     value = step.exploration.scores.main.value
-    for pack in (pack for packs in step.packs for pack in packs):
-        rollouts, layout = pack.rollouts, pack.layout or policy.compute.layout(pack.rollouts)
+    for micro_batch in (micro_batch for micro_batches in step.micro_batches for micro_batch in micro_batches):
+        rollouts, layout = micro_batch.rollouts, micro_batch.layout or policy.compute.layout(micro_batch.rollouts)
         after = policy(rollouts, layout=layout).logp
         layout.free()
-        if not pack.updated or pack.is_idle:
+        if not micro_batch.updated or micro_batch.is_idle:
             continue  # nothing was learned from it, or it is idle
         assert rollouts.old_logp is not None
         change = after - rollouts.old_logp

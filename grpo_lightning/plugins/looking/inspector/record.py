@@ -125,7 +125,7 @@ class CompletionRecord:
     segments: dict[str, list[tuple[int, float | None]]]
     tokens: TokenRecord
     greedy: bool = False
-    judge: str = ""
+    grader: str = ""
     conversation: ConversationRecord | None = None
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -164,7 +164,7 @@ class StepRecord:
 
     def lines(self) -> list[str]:
         """The lines of the step's file."""
-        head = pack(self)
+        head = micro_batch(self)
         return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in (head, *head.pop("groups"))]
 
     @classmethod
@@ -179,14 +179,14 @@ class StepRecord:
 def name_bounds(record: StepRecord) -> None:
     """Adds to the name of each grader that gave other values than 0 and 1 what was taken for right: `reward > 0.5`."""
     completions = [completion for group in record.groups for completion in group.completions]
-    values = {(completion.judge, completion.scores.get(completion.judge)) for completion in completions}
+    values = {(completion.grader, completion.scores.get(completion.grader)) for completion in completions}
     bounded = {name for name, value in values if value not in (None, 0, 1)}
     for completion in completions:
-        if completion.judge in bounded:
-            completion.judge = with_bound(completion.judge)
+        if completion.grader in bounded:
+            completion.grader = with_bound(completion.grader)
 
 
-def pack(value: Any, name: str = "") -> Any:
+def micro_batch(value: Any, name: str = "") -> Any:
     """A dataclass, an array, a container or a plain value as JSON; `name` is that of its field.
 
     A field of a dataclass that could hold an array or a conversation, and is None, is left out.
@@ -196,10 +196,14 @@ def pack(value: Any, name: str = "") -> Any:
     if is_dataclass(value):
         parts = [(field, getattr(value, field.name)) for field in fields(value)]
         large = (Array, ConversationRecord)
-        return {f.name: pack(part, f.name) for f, part in parts if part is not None or get_args(f.type)[0] not in large}
+        return {
+            f.name: micro_batch(part, f.name)
+            for f, part in parts
+            if part is not None or get_args(f.type)[0] not in large
+        }
     if isinstance(value, dict):
-        return {str(key): pack(part) for key, part in value.items()}
-    return [pack(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): micro_batch(part) for key, part in value.items()}
+    return [micro_batch(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def unpack(kind: Any, value: Any, name: str = "") -> Any:

@@ -39,7 +39,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
 from grpo_lightning.plugins.looking.report.arms import Arm, Run, arms_of, read_runs
 from grpo_lightning.plugins.looking.report.charts import Point, Series, XAxis, chart, outside
 from grpo_lightning.plugins.looking.run_files.run_configs import Config, differing, primary
-from grpo_lightning.plugins.looking.run_files.run_graders import judge_of, measure, warning
+from grpo_lightning.plugins.looking.run_files.run_graders import grader_of, measure, warning
 from grpo_lightning.types import UsageError, require
 
 PAGE = "report.html"
@@ -102,8 +102,8 @@ class Report:
     def notes(self) -> list[str]:
         """Facts that a reader should know before trusting the numbers."""
         runs, (base, *others) = self.runs, self.arms
-        judges = {arm.name: judge_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
-        found = [text] if (text := warning(judges)) else []
+        graders = {arm.name: grader_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
+        found = [text] if (text := warning(graders)) else []
         few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
         if few and len(runs) > 1:
             text = "No interval is drawn, and the seeds alone may make the difference"

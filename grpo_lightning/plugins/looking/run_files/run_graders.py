@@ -10,7 +10,7 @@ KEY = "model.validation.judge"
 INDIFFERENT = ("weight", "name", "num_workers")  # arguments of a reward that change no verdict
 
 
-def judge_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def grader_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The judge's class under the key `class`, and its arguments; empty where the configuration has none.
 
     Where no judge was set it is the reward that `model.validation.correct` names, or the first.
@@ -25,28 +25,28 @@ def judge_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def title(judge: Mapping[str, Any]) -> str:
+def title(grader: Mapping[str, Any]) -> str:
     """The judge's name in captions."""
-    return title_of(str(judge["class"]).rpartition(".")[2], judge)
+    return title_of(str(grader["class"]).rpartition(".")[2], grader)
 
 
 def measure(configs: Sequence[Mapping[str, Any] | None]) -> str:
     """The meaning of avg@k and greedy in these runs, such as `fraction right by MathVerifier`."""
-    found = {measured_by(title(judge)) for judge in map(judge_of, filter(None, configs)) if judge}
+    found = {measured_by(title(grader)) for grader in map(grader_of, filter(None, configs)) if grader}
     return found.pop() if len(found) == 1 else "by the judge of each run" if found else "by the judge of the run"
 
 
-def warning(judges: Mapping[str, Mapping[str, Any]]) -> str:
+def warning(graders: Mapping[str, Mapping[str, Any]]) -> str:
     """A sentence where arms were judged differently, with the arguments in which equal judges differ; or empty."""
-    known = {arm: judge for arm, judge in judges.items() if judge}
+    known = {arm: grader for arm, grader in graders.items() if grader}
     found = {}
-    for arm, judge in known.items():
-        alike = [other for other in known.values() if title(other) == title(judge)]
-        own = [f"{key} {judge[key]}" for key in judge if any(other.get(key) != judge[key] for other in alike)]
-        found[arm] = ", ".join([title(judge), *own])
+    for arm, grader in known.items():
+        alike = [other for other in known.values() if title(other) == title(grader)]
+        own = [f"{key} {grader[key]}" for key in grader if any(other.get(key) != grader[key] for other in alike)]
+        found[arm] = ", ".join([title(grader), *own])
     if len({*found.values()}) < 2:
         return ""
-    by_arm = "; ".join(f"{arm} by {judge}" for arm, judge in found.items())
+    by_arm = "; ".join(f"{arm} by {grader}" for arm, grader in found.items())
     return f"validation was judged differently, so val/ does not compare: {by_arm}"
 
 

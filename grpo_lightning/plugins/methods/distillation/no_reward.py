@@ -10,7 +10,7 @@ from grpo_lightning.types import Sample
 class NoReward(Reward):
     """0 for every completion: for questions that nothing can score, where a teacher alone teaches.
 
-    The judge of the task, or `model.validation.judge`, still says in validation what is right.
+    The judge of the task, or `model.validation.grader`, still says in validation what is right.
     """
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:

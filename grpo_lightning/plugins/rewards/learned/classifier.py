@@ -117,8 +117,8 @@ class Classifier:
         """The logits of each input, on the CPU: [num_labels], or of tokens [its length, num_labels]."""
         logits = [torch.empty(0)] * len(rows)
         for indices in token_budget([len(row) for row in rows], self.max_tokens):
-            pack = self.forward([rows[index] for index in indices]).cpu()
-            for index, logits_of_row in zip(indices, pack, strict=True):
+            micro_batch = self.forward([rows[index] for index in indices]).cpu()
+            for index, logits_of_row in zip(indices, micro_batch, strict=True):
                 logits[index] = logits_of_row if logits_of_row.ndim == 1 else logits_of_row[: len(rows[index])]
         return logits
 

@@ -38,12 +38,12 @@ class Judged(NamedTuple):
 
 
 class LearnedReward(Reward):
-    """The score of a reward model r_φ. With a `labeller`, the model continues training at the end of every iteration.
+    """The score of a reward model r_φ. With a `grader`, the model continues training at the end of every iteration.
 
     Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ learns from the iteration's completions, labelled by
     a verifier, with replay of earlier ones. So the reward model keeps up with the policy, whose answers change. Put a
     `MathVerifier` of weight 0 before it and name it as the labeller: it then also decides what is right in validation.
-    Without `labeller` the model is used as it is.
+    Without `grader` the model is used as it is.
 
     Args:
         path: Folder made by `save_pretrained` or a hub id: a sequence classifier with `num_labels=1`, or a causal LM,
@@ -63,7 +63,7 @@ class LearnedReward(Reward):
     def __init__(
         self,
         path: str,
-        labeller: Reward | str | None = None,
+        grader: Reward | str | None = None,
         replay: Replay | None = None,
         update: RewardUpdate | None = None,
         squash: bool = True,
@@ -75,11 +75,11 @@ class LearnedReward(Reward):
     ) -> None:
         super().__init__(weight, name)
         self.model = RewardModel(path, dtype, max_tokens)
-        self.labeller = labeller
-        if isinstance(labeller, str):
-            self.needs = {"labeller": labeller}
-        elif labeller is not None:
-            self.parts = (labeller,)
+        self.grader = grader
+        if isinstance(grader, str):
+            self.needs = {"labeller": grader}
+        elif grader is not None:
+            self.parts = (grader,)
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
@@ -116,7 +116,7 @@ class LearnedReward(Reward):
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Remembers the step's completions and, at the end of an iteration, updates r_φ. Numbers are of all ranks."""
-        if self.labeller is None:
+        if self.grader is None:
             return {}
         rows = [row for rank in ranks.gather([*self._judged(samples, scores)] if samples else []) for row in rank]
         if self.parts:
@@ -140,8 +140,8 @@ class LearnedReward(Reward):
 
     def _judged(self, samples: Sequence[Sample], scores: Scores) -> Iterator[Judged]:
         """The completions of this rank that have a label and a score."""
-        assert self.labeller is not None
-        labels = scores.results[self.labeller] if isinstance(self.labeller, str) else self.labeller(samples)
+        assert self.grader is not None
+        labels = scores.results[self.grader] if isinstance(self.grader, str) else self.grader(samples)
         values = scores.results[self.name].value
         for s, label, status, value in zip(samples, labels.value, labels.status, values, strict=True):
             if not (math.isnan(label) or math.isnan(value) or status in NO_LABEL):
@@ -150,7 +150,7 @@ class LearnedReward(Reward):
                 yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), has_ended, label, value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.labeller is None else self.iterations.state_dict()
+        return {} if self.grader is None else self.iterations.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.iterations.load_state_dict(state)

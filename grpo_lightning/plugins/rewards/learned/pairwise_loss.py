@@ -18,7 +18,7 @@ from grpo_lightning.types import at_least, require
 
 @dataclass(slots=True)
 class LabelledBatchSize:
-    """The size of the batch of one optimizer update of the reward model, over all of its packs."""
+    """The size of the batch of one optimizer update of the reward model, over all of its micro-batches."""
 
     num_completions: int
     num_contested: int  # the number of prompts with pairs of a better and a worse completion
@@ -30,7 +30,7 @@ class LabelledBatchSize:
 
 
 class RewardLoss(ABC):
-    """A loss of raw scores r. The losses of the packs of a batch add up to the loss of the batch."""
+    """A loss of raw scores r. The losses of the micro-batches of a batch add up to the loss of the batch."""
 
     @abstractmethod
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:

@@ -94,9 +94,9 @@ class RewardUpdate:
         for batch, _ in batches:
             size = LabelledBatchSize.from_groups(batch)
             with torch.enable_grad():
-                for pack, rows in packs(model, batch):
+                for micro_batch, rows in micro_batches(model, batch):
                     score = model.forward(rows)[:, 0]
-                    label, group = (column.to(score.device) for column in columns(pack))
+                    label, group = (column.to(score.device) for column in columns(micro_batch))
                     self.loss(score, label.float(), group, size).backward()
             torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
             optimizer.step()
@@ -148,19 +148,21 @@ def encoded(model: RewardModel, group: LabelledGroup) -> list[list[int]]:
     return [model.encode(group.prompt, completion, ended)[0] for completion, ended in texts]
 
 
-def packs(model: RewardModel, groups: Sequence[LabelledGroup]) -> Iterator[tuple[list[LabelledGroup], list[list[int]]]]:
+def micro_batches(
+    model: RewardModel, groups: Sequence[LabelledGroup]
+) -> Iterator[tuple[list[LabelledGroup], list[list[int]]]]:
     """Yields packs of whole groups with their token ids, of at most `model.max_tokens` with padding."""
-    pack: list[LabelledGroup] = []
+    micro_batch: list[LabelledGroup] = []
     rows: list[list[int]] = []
     for group in groups:
         new_rows = encoded(model, group)
-        if pack and len(rows + new_rows) * max(map(len, rows + new_rows)) > model.max_tokens:
-            yield pack, rows
-            pack = []
+        if micro_batch and len(rows + new_rows) * max(map(len, rows + new_rows)) > model.max_tokens:
+            yield micro_batch, rows
+            micro_batch = []
             rows = []
-        pack.append(group)
+        micro_batch.append(group)
         rows = rows + new_rows
-    yield pack, rows
+    yield micro_batch, rows
 
 
 class Iterations:

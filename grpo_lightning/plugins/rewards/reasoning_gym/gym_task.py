@@ -35,7 +35,7 @@ class ReasoningGym(Task):
         seed: Seed of the generator.
     """
 
-    judge = "ReasoningGymReward"
+    grader = "ReasoningGymReward"
 
     def __init__(
         self,

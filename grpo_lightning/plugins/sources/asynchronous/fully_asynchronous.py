@@ -5,11 +5,11 @@ from typing import Any
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs
-from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import VERSION, Ahead
+from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import VERSION, OneStepOffPolicy
 from grpo_lightning.types import at_least, require
 
 
-class Stream(Ahead):
+class FullyAsynchronous(OneStepOffPolicy):
     """Draws up to `max_staleness` steps ahead, while servers get new weights in the middle of completions.
 
     There are slots for the prompts of max_staleness + 1 steps: of the one that is trained, and of those that are drawn.
@@ -19,7 +19,7 @@ class Stream(Ahead):
 
     When weights arrive, the servers stop what they draw, read them, and continue it with them. The column `version`
     of the rollouts says which weights drew each token. Log π_old is what was recorded with it, or `Proximal` with a
-    correction. With `max_staleness` 1 nothing is drawn when weights arrive: then it is `Ahead`, bit for bit.
+    correction. With `max_staleness` 1 nothing is drawn when weights arrive: then it is `OneStepOffPolicy`, bit for bit.
 
     Args:
         max_staleness: S, the most steps between the weights that draw a token and those that learn from it.

@@ -16,7 +16,7 @@ from grpo_lightning.types import require
 VERSION = "version"  # the column of rollouts with the `Policy.version` of the weights that drew each token
 
 
-class Ahead(Synchronous):
+class OneStepOffPolicy(Synchronous):
     """Draws the rollouts of the next step while this one is scored and trained, by servers of their own.
 
     Step 0 is on policy. Every later step is drawn with the weights that the step before began with: the result is that

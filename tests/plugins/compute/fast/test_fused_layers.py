@@ -123,12 +123,12 @@ def kept(model: nn.Module, hidden: Tensor) -> int:
     """Elements that the forward pass keeps, parameters aside."""
     elements: dict[int, int] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def micro_batch(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter) and not isinstance(tensor._base, nn.Parameter):
             elements[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
         return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_tensors_hooks(micro_batch, lambda tensor: tensor):
         model(hidden).sum()
     return sum(elements.values())
 

@@ -99,7 +99,7 @@ def test_conversations_of_unequal_lengths_have_the_same_gradients(found: Found, 
     expected, actual = found["whole"]["conversations"], found[way]["conversations"]
     assert len(expected["gradients"]) == 4
     assert largest_difference(actual["gradients"], expected["gradients"]) < 1e-6
-    for name in ("rollout/turns", "rollout/branches", "rollout/given", "reward/mean"):
+    for name in ("rollout/turns", "rollout/branches", "rollout/context", "reward/mean"):
         assert actual["logged"][name] == pytest.approx(expected["logged"][name])
     # History was rewritten, and the ranks drew unequal numbers of turns.
     assert max(expected["logged"]["rollout/branches"].values()) > 0

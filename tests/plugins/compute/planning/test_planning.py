@@ -56,7 +56,9 @@ def plan_of(devices: Any = None, loop: Any = None, validated: int = 0, **changes
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that are not rehearsed: 100 bytes per token, and 10 times as many with a backward."""
     made = {True: 1000, False: 100}
-    monkeypatch.setattr(memory, "peak_of", lambda fake, pack, way, *_: len(pack.all_token_ids) * made[way])
+    monkeypatch.setattr(
+        memory, "peak_of", lambda fake, micro_batch, way, *_: len(micro_batch.all_token_ids) * made[way]
+    )
 
 
 def unread(**settings: Any) -> Policy:
@@ -159,14 +161,14 @@ def truly_held(policy: Policy, backward: bool, autocasts: bool, kl: Any = None, 
     others = [*teacher.parameters(), *teacher.buffers()] if teacher else []
     live = LiveBytes([*policy.parameters(), *policy.buffers(), *grads, *others])
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        scored = policy(a_pack(), read=kl and kl.reading(teacher, policy, a_pack()))
+        scored = policy(a_micro_batch(), read=kl and kl.reading(teacher, policy, a_micro_batch()))
         if backward:
             (scored.logp + scored.entropy + (scored.read if kl else 0)).sum().backward()
         del scored
     return live.peak
 
 
-def a_pack() -> Any:
+def a_micro_batch() -> Any:
     return rollouts_of([40, 12, 3, 25, 25], prompt_lengths=[9, 5], group=[0, 0, 0, 1, 1], given=0.2)
 
 
@@ -194,7 +196,7 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
     policy = Policy.from_model(model_of(shape), tokenizer(), settings.get("adapter"), compute)
     fake = without_numbers(policy, torch.float32, "cpu")
     for backward in (True, False):
-        found = peak_of(fake, a_pack(), backward, autocasts)
+        found = peak_of(fake, a_micro_batch(), backward, autocasts)
         assert found == pytest.approx(truly_held(policy, backward, autocasts), rel=0.03), backward
     assert policy.model is not fake.model and all(parameter.grad is None for parameter in policy.parameters())
 
@@ -208,9 +210,9 @@ def test_a_teacher_without_numbers_holds_what_it_holds(kl: FullVocabulary, tmp_p
     teacher.refresh(policy)
     fake = without_numbers(policy, torch.float32, "cpu")
     other = without_numbers(teacher.policy, torch.float32, "cpu", beside=fake)
-    found = peak_of(fake, a_pack(), True, False, False, kl, other)
+    found = peak_of(fake, a_micro_batch(), True, False, False, kl, other)
     assert found == pytest.approx(truly_held(policy, True, False, kl, teacher), rel=0.03)
-    assert found > 1.05 * peak_of(fake, a_pack(), True, False)
+    assert found > 1.05 * peak_of(fake, a_micro_batch(), True, False)
 
 
 def test_a_teacher_is_counted_before_it_is_read(quick: None, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from helpers.fast import fit
 from helpers.fitting import Minibatches, points, scalars
 from helpers.tiny import rollouts_of
 
-from grpo_lightning import Pack, ScriptedEngine, Step
+from grpo_lightning import MicroBatch, ScriptedEngine, Step
 from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.training.step_report import learned_tokens
 
@@ -21,11 +21,11 @@ def clock_of(folder: Path) -> dict[str, list[float]]:
 
 
 def test_the_tokens_of_passes_that_were_ended() -> None:
-    packs = [[Pack(rollouts_of([2, 4]))], [Pack(rollouts_of([3])), Pack(rollouts_of([5]))]]
+    micro_batches = [[MicroBatch(rollouts_of([2, 4]))], [MicroBatch(rollouts_of([3])), MicroBatch(rollouts_of([5]))]]
     passes = Passes(FixedPasses(), 2)
     # Three updates: the first minibatch twice, the second once.
     passes.updates.extend([None] * 3)  # type: ignore[list-item]
-    step = Step(None, packs, passes, started=0.0, prepared=0.0)  # type: ignore[arg-type]
+    step = Step(None, micro_batches, passes, started=0.0, prepared=0.0)  # type: ignore[arg-type]
     assert learned_tokens(step) == 2 * 6 + 8
 
 
@@ -39,7 +39,7 @@ def test_a_run_logs_them(tmp_path: Path) -> None:
         assert sum(values[step] for values in fractions.values()) == pytest.approx(1)
         assert all(values[step] > 0 for name, values in fractions.items() if name != "time/fraction_logp")
         drawn, updates = scalars(tmp_path)["rollout/tokens"][step], learned.seen[4 * step : 4 * step + 4]
-        tokens = sum(pack.rollouts.num_tokens for batch in updates for pack in batch.packs)
+        tokens = sum(micro_batch.rollouts.num_tokens for batch in updates for micro_batch in batch.micro_batches)
         for name, phase, count in (
             ("", "step", drawn),
             ("_explore", "explore", drawn),

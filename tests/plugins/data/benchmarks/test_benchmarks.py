@@ -22,8 +22,8 @@ def layer(folder: Path, text: str) -> str:
 
 def test_a_benchmark_measures_as_validation_does(tmp_path: Path, grpo: Grpo, caplog: pytest.LogCaptureFixture) -> None:
     """The same questions, judge and sampling give the same numbers under another name."""
-    judge = "{class_path: FormatReward, init_args: {pattern: '.*[a-m]+.*'}}"
-    config = layer(tmp_path, f"{{same: {{task: {SAME}, judge: {judge}, samples: 2}}}}")
+    grader = "{class_path: FormatReward, init_args: {pattern: '.*[a-m]+.*'}}"
+    config = layer(tmp_path, f"{{same: {{task: {SAME}, judge: {grader}, samples: 2}}}}")
     watched = "--checkpoint.monitor=val/same/avg@2"
     code, _, err = grpo("fit", f"--config={config}", LETTERS, "--trainer.max_epochs=2", watched)
     assert code == 0, err

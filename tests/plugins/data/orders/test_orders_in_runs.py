@@ -13,7 +13,7 @@ from examples.curriculum import Curriculum
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.data.orders.difficulty_pools import DifficultyPools
 from grpo_lightning.plugins.data.orders.replayed import Replayed
-from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import Ahead
+from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import OneStepOffPolicy
 from grpo_lightning.plugins.sources.stale.stale_source import StaleSource
 from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.training.task_data import TaskData
@@ -62,7 +62,7 @@ def test_resumes_with_rounds_and_late_rollouts(tmp_path: Path, which: int) -> No
 def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path, which: int) -> None:
     def options() -> dict[str, Any]:
         data = TaskData(Leveled(), seed=3, order=orders()[which])
-        loop, rewards = {"source": Ahead(), "prompts_per_step": 3}, [EarlyDigits(change=a_fifth)]
+        loop, rewards = {"source": OneStepOffPolicy(), "prompts_per_step": 3}, [EarlyDigits(change=a_fifth)]
         return {"loop": loop, "data": data, "rewards": rewards, "engine": Elsewhere()}
 
     resumes_exactly(tmp_path, options, steps=5, cut=3)

@@ -65,13 +65,13 @@ def test_a_shaped_reward_is_shown_as_the_grader_says(tmp_path: Path, name: str) 
     callbacks = [inspector(), SampledCompletions(every_n_steps=1, num_groups=4), FirstLook()]
     data = TaskData(Echo(), val_batch_size=5, order=order)
     rewards = [Digits(name=name, change=SHAPED[name])]
-    fit(tmp_path, callbacks, data=data, rewards=rewards, judge=HasDigit(), trainer={"limit_val_batches": 1})
+    fit(tmp_path, callbacks, data=data, rewards=rewards, grader=HasDigit(), trainer={"limit_val_batches": 1})
     completions = [
         one for record in read(tmp_path) for kind in ("train", "validation") for one in completions_of(record, kind)
     ]
     assert {one.right for one in completions} == {True, False}
     for one in completions:
-        assert one.judge == "has_digit" and one.right == has_digit(one.text) == (one.scores["has_digit"] == 1)
+        assert one.grader == "has_digit" and one.right == has_digit(one.text) == (one.scores["has_digit"] == 1)
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert all(row["scores"]["has_digit"] == has_digit(row["completion"]) for row in rows)
     solved = [sum(has_digit(row["completion"]) for row in rows[start : start + 4]) for start in range(0, len(rows), 4)]
@@ -88,7 +88,7 @@ def test_without_a_grader_the_bound_is_said(tmp_path: Path, caplog: pytest.LogCa
     pages = RunData.read(tmp_path).steps
     assert all('"judge": "brief: reward > 0.5"' in line for _, *groups in pages.values() for line in groups)
     # The record itself has the name by which `scores` has the value.
-    assert {one.judge for record in read(tmp_path) for one in completions_of(record)} == {"brief"}
+    assert {one.grader for record in read(tmp_path) for one in completions_of(record)} == {"brief"}
 
 
 def test_a_reward_of_0_and_1_needs_no_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +108,7 @@ def test_records_of_earlier_versions_say_what_was_taken_for_right(
 ) -> None:
     completions = [
         completion_of(
-            plain_tokens(["a"]), None if value is None else value > 0.5, judge="brief", scores={"brief": value}
+            plain_tokens(["a"]), None if value is None else value > 0.5, grader="brief", scores={"brief": value}
         )
         for value in values
     ]

@@ -80,11 +80,11 @@ def test_the_saved_run_names_the_judge(folder: Path) -> None:
         assert config["model"]["validation"]["judge"]["class_path"] == "grpo_lightning.MathVerifier"
     (record, *_) = read(folder / "form")
     validation = completions_of(record, "validation")
-    assert {one.judge for one in validation} == {"math_verifier"} and "math_verifier" in validation[0].scores
+    assert {one.grader for one in validation} == {"math_verifier"} and "math_verifier" in validation[0].scores
     for name in REWARDS:
         for group in groups_of(read(folder / name)[-1]):
             for one in group.completions:
-                assert one.judge == "math_verifier" and one.scores.keys() >= {"math_verifier"}
+                assert one.grader == "math_verifier" and one.scores.keys() >= {"math_verifier"}
                 assert one.right == (one.text.strip() == group.gold) == (one.scores["math_verifier"] == 1)
     table = [json.loads(line) for line in (folder / "brief" / "completions.jsonl").read_text().splitlines()]
     assert {row["scores"]["math_verifier"] for row in table} <= {0.0, 1.0}

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_lightning.maths.micro_batches import idle_micro_batch
 from helpers.distilling import gradient
 from helpers.fitting import relative
 from helpers.tiny import policy_of, rollouts_of, tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from examples.teachers import Teachers
-from grpo_lightning.maths.packs import idle_pack
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.methods.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.methods.distillation.teacher import Teacher
@@ -63,7 +63,7 @@ def test_each_row_has_its_teacher(tmp_path: Path) -> None:
     parts = [gradient(policy, alone[name], rollouts.select(rows[name])) for name in "ab"]
     total = {name: parts[0][name] + parts[1][name] for name in parts[0]}
     assert relative(gradient(policy, teachers, rollouts), total) < 2e-6
-    assert not teachers(policy, idle_pack(1.0)).isnan().any()
+    assert not teachers(policy, idle_micro_batch(1.0)).isnan().any()
     with pytest.raises(UsageError, match=r"rows:1: subject=missing, and model.reference has teachers for a, b, c"):
         teachers.begin(policy, samples_of(rollouts, [{"subject": "a"}, {}, {}, {}]))
 
@@ -88,13 +88,13 @@ def test_the_policy_teaches_itself_from_another_prompt() -> None:
         expected = policy(seen).logp
         assert teacher(policy, rollouts).equal(expected)
         # A pack of some of the rows, in another order, and an idle one.
-        pack = rollouts.select(torch.tensor([3, 1]))
-        of_pack = torch.cat([expected.split(LENGTHS)[3], expected.split(LENGTHS)[1]])
-        torch.testing.assert_close(teacher(policy, pack), of_pack, rtol=0, atol=2e-6)
-        assert teacher(policy, idle_pack(1.0)).isfinite().all()
+        micro_batch = rollouts.select(torch.tensor([3, 1]))
+        of_micro_batch = torch.cat([expected.split(LENGTHS)[3], expected.split(LENGTHS)[1]])
+        torch.testing.assert_close(teacher(policy, micro_batch), of_micro_batch, rtol=0, atol=2e-6)
+        assert teacher(policy, idle_micro_batch(1.0)).isfinite().all()
         teacher_of_none = SelfTeacher()
         teacher_of_none.begin(policy, [])  # on a rank without samples
-        assert teacher_of_none(policy, idle_pack(1.0)).isfinite().all()
+        assert teacher_of_none(policy, idle_micro_batch(1.0)).isfinite().all()
     copy = FrozenCopy()
     copy.refresh(policy)
     by_copy = SelfTeacher("{question}is{answer}{hint}", snapshot=copy)

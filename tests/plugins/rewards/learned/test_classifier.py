@@ -164,12 +164,16 @@ def test_packs_keep_to_their_tokens(folder: Path, monkeypatch: pytest.MonkeyPatc
     model = with_head(RewardModel(str(folder), max_tokens=6))
     rows = [[6], [6, 7], [7, 7], [8, 8, 8], [9] * 9]
     whole = with_head(RewardModel(str(folder))).score(rows)
-    packs: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda pack: packs.append([len(row) for row in pack]) or forward(pack))
+    monkeypatch.setattr(
+        model,
+        "forward",
+        lambda micro_batch: micro_batches.append([len(row) for row in micro_batch]) or forward(micro_batch),
+    )
     # Sums of 32 terms of about the largest score: each rounds by 1e-7 of it, in another order with other padding.
     assert model.score(rows) == pytest.approx(whole, abs=1e-6 * max(map(abs, whole)))
-    assert packs == [[9], [3, 2], [2, 1]]
+    assert micro_batches == [[9], [3, 2], [2, 1]]
     assert model.score([]) == []
 
 

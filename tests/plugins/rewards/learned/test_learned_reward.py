@@ -83,7 +83,7 @@ class Broken(EndsInLetter):
 
 
 def test_a_verifier_that_is_broken_stops_the_run(folder: Path):
-    reward = reward_of(folder, labeller=Broken())
+    reward = reward_of(folder, grader=Broken())
     samples = [sample(0, text) for text in ("a", "y1", "y2")]
     with pytest.raises(RewardFailure, match="2 timeouts"):
         reward.learn(samples, scores_of(reward, samples), iteration_ends=False)
@@ -96,7 +96,7 @@ def samples_of_a_step() -> list[Sample]:
 def test_a_labeller_of_the_list_grades_every_completion_once(folder: Path):
     """Named it labels as it does inside the learned reward, and scores no sample a second time."""
     counted = Counting(weight=0)
-    named = reward_of(folder, labeller="counting", num_passes=0)
+    named = reward_of(folder, grader="counting", num_passes=0)
     scorer = Scorer([named, counted])  # the order of the list does not matter
     scores = scorer(samples_of_a_step())
     metrics = scorer.learn(samples_of_a_step(), scores, iteration_ends=True)
@@ -120,7 +120,7 @@ class Counting(EndsInLetter):
 
 @pytest.mark.parametrize("name", ["math_verifer", "learned_reward"])
 def test_a_labeller_that_is_not_in_the_list_is_refused_with_the_names_there_are(name: str):
-    rewards = [EndsInLetter(), Digits(), LearnedReward("somewhere", labeller=name)]
+    rewards = [EndsInLetter(), Digits(), LearnedReward("somewhere", grader=name)]
     message = f"labeller={name} of learned_reward: no other reward has this name; give one of ends_in_letter, digits,"
     with pytest.raises(UsageError, match=message):
         Scorer(rewards)
@@ -143,8 +143,8 @@ def test_forgetting_and_the_bound(folder: Path, caplog: pytest.LogCaptureFixture
         for bound, replay, accepted in ((1.0, 0.0, 1.0), (0.02, 0.0, 0.0)):
             reward = reward_of(folder, max_forgetting=bound, fraction=replay)
             first = learn(reward, range(2))[-1]
-            assert isinstance(reward.labeller, EndsInLetter)
-            reward.labeller = Contrary()
+            assert isinstance(reward.grader, EndsInLetter)
+            reward.grader = Contrary()
             second = learn(reward, range(2, 4))[-1]
             assert first["forgetting"] == 0 and second["accepted"] == accepted
             assert (second["forgetting"] > 0.5) == bool(accepted)
@@ -197,7 +197,7 @@ def test_a_resumed_run_has_the_same_reward_model(folder: Path):
     made: list[LearnedReward] = []
 
     def options() -> dict[str, Any]:
-        made.append(reward_of(folder, labeller=Digits(change=a_third), held_out=0.6))
+        made.append(reward_of(folder, grader=Digits(change=a_third), held_out=0.6))
         loop = {"steps_per_iteration": 2, "prompts_per_step": 8}
         return {"loop": loop, "rewards": [Digits(weight=0, change=a_third), made[-1]]}
 

@@ -12,7 +12,7 @@ from helpers.learning import group, save_policy
 from grpo_lightning.plugins.rewards.learned.classifier import RewardModel
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
 from grpo_lightning.plugins.rewards.learned.replay import Batch, LabelledGroup, mixed
-from grpo_lightning.plugins.rewards.learned.reward_model_update import Quality, RewardUpdate, Trial, packs
+from grpo_lightning.plugins.rewards.learned.reward_model_update import Quality, RewardUpdate, Trial, micro_batches
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_packs_hold_whole_groups_and_do_not_change_the_gradient(
     model: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model.max_tokens = 40
-    divided = [*packs(model, even(16))]
-    assert [g for pack, _ in divided for g in pack] == even(16) and len(divided) > 4
+    divided = [*micro_batches(model, even(16))]
+    assert [g for micro_batch, _ in divided for g in micro_batch] == even(16) and len(divided) > 4
     assert all(len(rows) * max(map(len, rows)) <= 40 for _, rows in divided)
     # A step of SGD is the gradient.
     monkeypatch.setattr(torch.optim, "AdamW", lambda p, lr, weight_decay: torch.optim.SGD(p, lr))

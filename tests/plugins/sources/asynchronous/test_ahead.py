@@ -19,7 +19,7 @@ from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.looking.inspector import read
 from grpo_lightning.plugins.looking.inspector.inspector import Inspector
 from grpo_lightning.plugins.sources.asynchronous.background_sampling import packed, unpacked
-from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import Ahead
+from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import OneStepOffPolicy
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
@@ -88,7 +88,7 @@ def test_it_is_a_lag_of_one_step(
     rewards = [EarlyDigits(), Digits(weight=0.5, name="late")]
     equal(
         tmp_path,
-        [StaleSource(1), Ahead()],
+        [StaleSource(1), OneStepOffPolicy()],
         lambda: {**engine_of(kind, served, server), "rewards": rewards, "optimizer": adam},
         loop={"mu": mu, "num_minibatches": mu},
         trainer={**trainer, "max_epochs": steps},
@@ -104,7 +104,7 @@ def test_it_is_a_lag_of_one_step(
 def test_further_rounds_of_dynamic_sampling_have_the_weights_of_the_first(tmp_path: Path) -> None:
     equal(
         tmp_path,
-        [StaleSource(1), Ahead()],
+        [StaleSource(1), OneStepOffPolicy()],
         lambda: {"engine": Elsewhere(), "rewards": [some_digits()], "optimizer": adam},
         loop={"dynamic_sampling": DynamicSampling(max_rounds=3)},
         trainer=JOINS | {"max_epochs": 8},
@@ -116,7 +116,7 @@ def test_further_rounds_of_dynamic_sampling_have_the_weights_of_the_first(tmp_pa
 def test_a_resumed_run_has_what_was_drawn(loop: dict[str, Any], tmp_path: Path) -> None:
     resumes_exactly(
         tmp_path,
-        lambda: {"engine": Elsewhere(), "rewards": [some_digits()], "loop": {"source": Ahead(), **loop}},
+        lambda: {"engine": Elsewhere(), "rewards": [some_digits()], "loop": {"source": OneStepOffPolicy(), **loop}},
         steps=4,
         cut=2,
     )
@@ -143,7 +143,7 @@ def test_samples_in_a_checkpoint_are_flat_tensors_and_come_back_by_prompt() -> N
 
 
 def test_the_inspector_has_the_version_of_each_token(tmp_path: Path) -> None:
-    fit(tmp_path, [Inspector(every_n_steps=1)], {"source": Ahead()}, {"max_epochs": 4}, engine=Elsewhere())
+    fit(tmp_path, [Inspector(every_n_steps=1)], {"source": OneStepOffPolicy()}, {"max_epochs": 4}, engine=Elsewhere())
     versions = {
         record.step: {*one.tokens.columns["version"].tolist()}
         for record in read(tmp_path)
@@ -157,7 +157,7 @@ def test_the_inspector_has_the_version_of_each_token(tmp_path: Path) -> None:
 # What can go wrong
 
 
-class AtTheEnd(Ahead):
+class AtTheEnd(OneStepOffPolicy):
     """A mistake: rollouts have the version of the weights when they are taken."""
 
     def next(self, step: int) -> Any:
@@ -186,20 +186,20 @@ def test_what_cannot_be_drawn_ahead_is_refused_before_the_run(
     options: dict[str, Any], loop: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=rf"loop\.source=Ahead: .*{message}"):
-        run(tmp_path, Ahead(), {"engine": Elsewhere(), **options}, loop=loop)
+        run(tmp_path, OneStepOffPolicy(), {"engine": Elsewhere(), **options}, loop=loop)
     assert not scalars(tmp_path)
 
 
 def test_a_failure_of_the_thread_stops_the_run_with_its_own_message(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the server is gone"):
-        run(tmp_path, Ahead(), {"engine": Elsewhere(fails_at=2)}, trainer={"max_epochs": 5})
+        run(tmp_path, OneStepOffPolicy(), {"engine": Elsewhere(fails_at=2)}, trainer={"max_epochs": 5})
     assert len(scalars(tmp_path)["rollout/lag"]) == 2
 
 
 @pytest.mark.parametrize("sizes", [{"group_size": 8}, {"prompts_per_step": 2}])
 def test_a_resume_with_other_sizes_draws_anew(tmp_path: Path, sizes: dict[str, int], caplog: Any) -> None:
     for steps, path, size in ((2, None, {}), (4, "last", sizes)):
-        loop = {"source": Ahead(), "prompts_per_step": 4, "group_size": 4} | size
+        loop = {"source": OneStepOffPolicy(), "prompts_per_step": 4, "group_size": 4} | size
         trainer = {"max_epochs": steps, "enable_checkpointing": True}
         fit(tmp_path, [StepCheckpoint()], trainer=trainer, ckpt_path=path, loop=loop, engine=Elsewhere())
     assert "drawn anew" in caplog.text
@@ -209,7 +209,12 @@ def test_a_resume_with_other_sizes_draws_anew(tmp_path: Path, sizes: dict[str, i
 def test_a_grader_beside_the_rewards_grades_what_is_drawn_ahead(tmp_path: Path) -> None:
     def shaped() -> dict[str, Any]:
         rewards = [EarlyDigits(name="shaped", change=lambda sample, share: 0.2 + 0.1 * share)]
-        return {"loop": {"source": Ahead()}, "engine": Elsewhere(), "rewards": rewards, "judge": some_digits()}
+        return {
+            "loop": {"source": OneStepOffPolicy()},
+            "engine": Elsewhere(),
+            "rewards": rewards,
+            "judge": some_digits(),
+        }
 
     resumes_exactly(tmp_path, shaped)
     seen = scalars(tmp_path / "cut")

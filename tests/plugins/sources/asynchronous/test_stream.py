@@ -15,8 +15,8 @@ from grpo_lightning import Proximal, TruncatedRatio, VLLMServerEngine
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import Stream
-from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import Ahead
+from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import FullyAsynchronous
+from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import OneStepOffPolicy
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import UsageError
 
@@ -29,7 +29,7 @@ def parts_of(folder: str, server: StandIn) -> dict[str, Any]:
 
 def test_one_step_is_ahead(tmp_path: Path) -> None:
     trainer = KEPT | {"max_epochs": 20, "limit_val_batches": 1, "check_val_every_n_epoch": 6}
-    for name, source in (("ahead", Ahead()), ("stream", Stream(1))):
+    for name, source in (("ahead", OneStepOffPolicy()), ("stream", FullyAsynchronous(1))):
         callbacks = [StepCheckpoint(every_n_steps=20)]
         fit(tmp_path / name, callbacks, {"source": source, "mu": 2}, trainer, engine=Elsewhere())
     assert same(tmp_path / "ahead", tmp_path / "stream")
@@ -47,7 +47,13 @@ def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
         callbacks, trainer = [seen, StepCheckpoint(every_n_steps=100)], {"max_epochs": end, **KEPT}
         objective = {"objective": Objective(correction=TruncatedRatio()), "old_policy": Proximal()}
         fit(
-            tmp_path, callbacks, {"source": Stream(staleness)}, trainer, **objective, **parts_of(served, server), **more
+            tmp_path,
+            callbacks,
+            {"source": FullyAsynchronous(staleness)},
+            trainer,
+            **objective,
+            **parts_of(served, server),
+            **more,
         )
         return seen.explorations
 
@@ -89,7 +95,7 @@ def test_what_cannot_be_streamed_is_refused_before_the_run(
     staleness: int, loop: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        fit(tmp_path, [], {"source": Stream(staleness), **loop}, engine=Elsewhere())
+        fit(tmp_path, [], {"source": FullyAsynchronous(staleness), **loop}, engine=Elsewhere())
     assert not scalars(tmp_path)
 
 

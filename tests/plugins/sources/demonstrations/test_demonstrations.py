@@ -144,7 +144,7 @@ def test_minibatches_and_rounds_have_whole_groups(tmp_path: Path) -> None:
     shown = exploration.rollouts.columns[DEMONSTRATED]
     starts = [int(start) for start in exploration.rollouts.lengths.cumsum(0) - exploration.rollouts.lengths]
     assert [float(shown[start]) for start in starts] == [0.0, 0.0, 1.0, 1.0] * 4
-    assert all(DEMONSTRATED in pack.rollouts.columns for pack in minibatch.packs)
+    assert all(DEMONSTRATED in micro_batch.rollouts.columns for micro_batch in minibatch.micro_batches)
     seen = scalars(tmp_path)
     assert seen["reward/digits/demonstration"][0] == seen["rollout/demonstrations"][0] == 0.5
     # No reward judges a demonstration, so what decides what is right is of those drawn alone.

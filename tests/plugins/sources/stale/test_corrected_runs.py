@@ -20,21 +20,21 @@ from grpo_lightning.plugins.sources.stale.stale_source import EarlierWeights, St
 def expected_objective(minibatch: Minibatch, cap: float) -> float:
     """Σ weight min(π_θ/μ, cap) Â of an update that finds π_θ at π_old, in float64."""
     total = 0.0
-    for pack in minibatch.packs:
-        rollouts = pack.rollouts
-        columns = (pack.scored.logp, rollouts.sampler_logp, rollouts.weight, rollouts.advantage)
+    for micro_batch in minibatch.micro_batches:
+        rollouts = micro_batch.rollouts
+        columns = (micro_batch.scored.logp, rollouts.sampler_logp, rollouts.weight, rollouts.advantage)
         for logp, sampler, weight, advantage in zip(*(column.tolist() for column in columns), strict=True):
             total += weight * min(math.exp(logp) / math.exp(sampler), cap) * advantage
     return total
 
 
 def test_sampling_in_bfloat16_is_corrected(tmp_path: Path) -> None:
-    packs, gradients = Minibatches(), {}
+    micro_batches, gradients = Minibatches(), {}
     for name, correction in (("plain", NoCorrection()), ("cap", TruncatedRatio(1.0)), ("mask", RatioMask(0.99, 1.01))):
         gradients[name] = Gradients()
         fit(
             tmp_path / name,
-            [gradients[name], *([packs] if name == "cap" else [])],
+            [gradients[name], *([micro_batches] if name == "cap" else [])],
             trainer={"max_epochs": 1, "precision": "bf16-mixed"},
             policy=policy_of(),
             objective=Objective(correction=correction),
@@ -48,7 +48,7 @@ def test_sampling_in_bfloat16_is_corrected(tmp_path: Path) -> None:
     assert 0 < seen["mask"]["mismatch/masked"] < 1
     # A masked token is none of those that were corrected only.
     assert seen["mask"]["mismatch/masked"] == seen["mask"]["mismatch/corrected"]
-    assert seen["cap"]["policy/objective"] == pytest.approx(expected_objective(packs.seen[0], 1.0), abs=1e-6)
+    assert seen["cap"]["policy/objective"] == pytest.approx(expected_objective(micro_batches.seen[0], 1.0), abs=1e-6)
     assert abs(seen["cap"]["policy/objective"] - seen["plain"]["policy/objective"]) > 1e-5
     for name in ("cap", "mask"):
         assert relative(gradients[name].updates[0], gradients["plain"].updates[0]) > 1e-3

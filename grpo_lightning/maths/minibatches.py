@@ -1,4 +1,4 @@
-"""The rows of each update, those that have a gradient, and a pack for a rank with less to do than others."""
+"""The rows of each update, those that have a gradient, and a micro-batch for a rank with less to do than others."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor
     return torch.tensor([minibatch_by_id[id] for id in prompt_ids], dtype=torch.int64)
 
 
-def moving_rows(rollouts: Rollouts) -> Tensor:
+def rows_with_gradient(rollouts: Rollouts) -> Tensor:
     """[r] int64, the rows with a token that has both Â and weight: without a KL term the others have no gradient.
 
     Where no rank has such a row, one is kept, of weight if there is any: the optimizer must have a gradient, if a zero
@@ -39,10 +39,11 @@ def moving_rows(rollouts: Rollouts) -> Tensor:
     return moving
 
 
-def idle_pack(temperature: float) -> Rollouts:
+def idle_micro_batch(temperature: float) -> Rollouts:
     """One token of weight 0: a forward and a backward that change nothing, for a rank with less to do.
 
-    Every number is 0: whatever reads the packs of other ranks finds the same here. Its row is -1: no completion's.
+    Every number is 0: whatever reads the micro-batches of other ranks finds the same here. Its row is -1: no
+    completion's.
     """
     ones = torch.ones(1, dtype=torch.int64)
     zeros = torch.zeros(1, dtype=torch.int64)
