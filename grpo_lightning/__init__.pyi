@@ -135,7 +135,7 @@ from grpo_lightning.plugins.methods.token_weights.mismatch_masks import Sequence
 from grpo_lightning.plugins.methods.token_weights.top_entropy import TopEntropy as TopEntropy
 from grpo_lightning.plugins.rewards.code.code_reward import CodeReward as CodeReward
 from grpo_lightning.plugins.rewards.gated.gate import Gated as Gated
-from grpo_lightning.plugins.rewards.grader.judge_reward import JudgeReward as JudgeReward
+from grpo_lightning.plugins.rewards.judge.judge_reward import JudgeReward as JudgeReward
 from grpo_lightning.plugins.rewards.learned.learned_reward import LearnedReward as LearnedReward
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import BinaryCrossEntropy as BinaryCrossEntropy
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import BradleyTerry as BradleyTerry

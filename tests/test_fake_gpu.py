@@ -83,10 +83,10 @@ def test_a_run_keeps_devices_apart_and_never_waits_for_a_position(name: str, not
     run = noted[name]
     assert run["error"] == "", run["text"][-2000:]
     calls, waits = run["calls"], run["waits"]
-    assert calls["update"] and calls["pack"]
+    assert calls["update"] and calls["micro_batch"]
     for phase in ("position", "draw", "validation metrics"):
         assert waits.get(phase, {}) == {}
-    for phase, most in (("pack", PACK_WAITS[name]), ("update", UPDATE_WAITS[name])):
+    for phase, most in (("micro_batch", PACK_WAITS[name]), ("update", UPDATE_WAITS[name])):
         assert sum(waits.get(phase, {}).values()) <= most * calls[phase], waits[phase]
     assert run["cudnn_calls"] == run["bool_masks"] == 0
 

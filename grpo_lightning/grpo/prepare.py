@@ -14,7 +14,7 @@ from grpo_lightning.engines.recorded import check_recorded
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.step import MicroBatch, Parts
 from grpo_lightning.maths.filters import ENTROPY_RANK
-from grpo_lightning.maths.micro_batches import minibatch_of_rows, rows_with_gradient
+from grpo_lightning.maths.minibatches import minibatch_of_rows, rows_with_gradient
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts

@@ -29,14 +29,14 @@ def rows_with_gradient(rollouts: Rollouts) -> Tensor:
     """
     row = segments(rollouts.lengths)
     has_weight = rollouts.weight != 0
-    moving = row[has_weight & (rollouts.advantage != 0)].unique()
-    if any(ranks.gather(len(moving) > 0)):
-        return moving
+    with_gradient = row[has_weight & (rollouts.advantage != 0)].unique()
+    if any(ranks.gather(len(with_gradient) > 0)):
+        return with_gradient
     for rows in (row[has_weight].unique(), torch.arange(len(rollouts))):
         has_rows = ranks.gather(len(rows) > 0)
         if any(has_rows):
             return rows[: int(ranks.rank() == has_rows.index(True))]
-    return moving
+    return with_gradient
 
 
 def idle_micro_batch(temperature: float) -> Rollouts:

@@ -39,8 +39,8 @@ class Objective:
         kl: Estimator of D_KL[π_θ || π_ref].
         beta: β, its coefficient. 0 means no KL term.
         weighting: How tokens are averaged.
-        denominator: The tokens that `weighting` counts: all that were `drawn`, those `kept` by the masks, or of these
-            the ones `moving`, in groups with an advantage.
+        denominator: The tokens that `weighting` counts: all that were `sampled`, those `kept` by the masks, or of these
+            the tokens of groups that have an advantage (`has_advantage`).
         masks: Tokens to leave out, or factors of their weights.
         correction: A factor in the weight where sampler and policy differ: the engine rounds, or has older weights.
         entropy: c, the coefficient of the entropy H of π_θ at each token, against collapse to few answers.
@@ -55,7 +55,7 @@ class Objective:
     entropy: EntropyBonus = field(default_factory=NoEntropy)
     correction: Correction = field(default_factory=NoCorrection)
     reward_kl: KLPenalty | None = None
-    denominator: Literal["drawn", "kept", "moving"] = "drawn"
+    denominator: Literal["sampled", "kept", "has_advantage"] = "sampled"
 
     def __post_init__(self) -> None:
         require(self.beta >= 0, f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
@@ -76,7 +76,7 @@ class Objective:
 
     def counted(self, rollouts: Rollouts) -> Tensor:
         """[N] bool, True for the tokens of the denominators."""
-        if self.denominator == "drawn":
+        if self.denominator == "sampled":
             return torch.ones_like(rollouts.weight, dtype=torch.bool)
         is_kept = mask_factor(self.masks, rollouts) != 0
         if self.denominator == "kept":

@@ -174,5 +174,5 @@ class Rollouts(Columns):
         )
 
     def micro_batches(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
-        """The rollouts cut into packs of at most `max_tokens` each; arguments as for `Sizes.packs`."""
+        """The rollouts cut into micro-batches of at most `max_tokens` each; arguments as for `Sizes.packs`."""
         return [self.select(rows.to(self.lengths.device)) for rows in self.sizes.micro_batches(max_tokens, by_group)]

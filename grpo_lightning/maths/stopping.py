@@ -37,7 +37,7 @@ class AllConverged(StopRule):
     """
 
     def __init__(self, fraction: float = 0.9) -> None:
-        require(0 < fraction <= 1, f"fraction={fraction} of AllSettled: give more than 0 and at most 1")
+        require(0 < fraction <= 1, f"fraction={fraction} of AllConverged: give more than 0 and at most 1")
         self.fraction = fraction
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning import ranks
-from grpo_lightning.maths.micro_batches import idle_micro_batch
+from grpo_lightning.maths.minibatches import idle_micro_batch
 from grpo_lightning.maths.prepared import rank_in_step
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
@@ -56,7 +56,7 @@ class Packer:
     def per_token(
         self, rollouts: Rollouts, micro_batches: Sequence[Rows], function: Callable[[Rollouts], Tensor]
     ) -> Tensor:
-        """[N] what `function` returns micro-batch by micro-batch, in the order of the rollouts; 0 where no micro-batch is."""
+        """[N] what `function` returns, in the order of the rollouts; 0 where no micro-batch is."""
         found = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
         for tokens, values in self.over(rollouts, micro_batches, function):
             found[tokens] = values.cpu()

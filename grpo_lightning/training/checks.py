@@ -156,9 +156,9 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
             f"model.objective.kl={type(objective.kl).__name__}: it has no effect with model.objective.beta=0. "
             "Give a beta above 0, such as 0.04, or kl=K3, which is the default"
         )
-    if objective.denominator == "moving" and (objective.reward_kl is not None or module.advantage.reads):
+    if objective.denominator == "has_advantage" and (objective.reward_kl is not None or module.advantage.reads):
         raise UsageError(
-            "model.objective.denominator=moving: it must know the advantages before any log-prob, which "
+            "model.objective.denominator=has_advantage: it must know the advantages before any log-prob, which "
             "model.objective.reward_kl or model.advantage needs. Take kept"
         )
     if isinstance(reference, AdapterOff) and policy.adapter is None:

@@ -82,11 +82,11 @@ def test_the_import_path_of_a_function_is_the_reward_that_calls_it(
     )
     found = model("--config=own.yaml", "--model.rewards+=own_rewards.py:const", "--model.rewards.name=third")
     rewards = found["rewards"]
-    assert {reward["class_path"] for reward in (*rewards, found["validation"]["judge"])} == {"FunctionReward"}
+    assert {reward["class_path"] for reward in (*rewards, found["validation"]["grader"])} == {"FunctionReward"}
     arguments = [reward["init_args"] for reward in rewards]
     assert [one["function"] for one in arguments] == ["own_rewards.const"] * 2 + ["own_rewards.py:const"]
     assert [(one["name"], one["weight"]) for one in arguments] == [(None, 1.0), ("second", 0.5), ("third", 1.0)]
-    assert found["validation"]["judge"]["init_args"]["function"] == "own_rewards.const"
+    assert found["validation"]["grader"]["init_args"]["function"] == "own_rewards.const"
     (alone,) = model("--model.rewards=own_rewards.const")["rewards"]
     assert alone["init_args"]["function"] == "own_rewards.const"
     nested = "[{class_path: own_rewards.Around, init_args: {inner: own_rewards.const}}]"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from grpo_lightning.maths.micro_batches import minibatch_of_rows
 from helpers.contracts import needs
 from helpers.tiny import forced_logp, policy_of, prompts_of, teacher_forced
 from torch import Tensor
@@ -17,6 +16,7 @@ from grpo_lightning.command.overview import optional
 from grpo_lightning.grpo.prepare import prepare
 from grpo_lightning.maths.filters import ENTROPY_RANK, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
+from grpo_lightning.maths.minibatches import minibatch_of_rows
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.surrogates import Clipped
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, RecordedLogp

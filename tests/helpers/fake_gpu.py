@@ -289,7 +289,7 @@ def watch_phases() -> None:
     phases: list[tuple[Any, str, str]] = [
         (batch.Batch, "_forward", "position"),
         (batch, "draw", "draw"),
-        (Policy, "forward", "pack"),
+        (Policy, "forward", "micro_batch"),
         (module, "update", "update"),
         (evaluation.Evaluation, "_record", "validation metrics"),
         (candidates, "learned_from", "inspector"),

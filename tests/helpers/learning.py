@@ -34,7 +34,7 @@ def reward_of(folder: Path, **options: Any) -> LearnedReward:
         kind(**{field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings})
         for kind in (RewardUpdate, Replay)
     )
-    return LearnedReward(str(folder), **{"labeller": EndsInLetter()} | settings, update=update, replay=replay)
+    return LearnedReward(str(folder), **{"grader": EndsInLetter()} | settings, update=update, replay=replay)
 
 
 def sample(id: int, text: str, ended: bool = True) -> Sample:

@@ -403,7 +403,10 @@ def random_updates(seed: int) -> list[Diagnostics]:
     rng = random.Random(seed)
     updates = []
     for _ in range(8):
-        numbers = {name: rng.random() for name in Diagnostics.__dataclass_fields__} | {"tokens": 40.0, "pushing": 2.0}
+        numbers = {name: rng.random() for name in Diagnostics.__dataclass_fields__} | {
+            "tokens": 40.0,
+            "has_advantage": 2.0,
+        }
         updates.append(Diagnostics(**{name: torch.tensor(value) for name, value in numbers.items()}))
     return updates
 
@@ -436,7 +439,7 @@ MISTAKES = (  # noqa: SIM905
     "TargetProbability(good_exponent=1.5); TargetProbability(good_exponent=-0.5); TargetProbability(bad_exponent=0.5); "
     "TargetProbability(tolerance=-0.1); KLPenalty(beta=0.0); KLPenalty(beta=-1.0); FixedLength(length=0); "
     "TopEntropy(fraction=0.0); TopEntropy(fraction=1.5); Objective(beta=-0.04); FixedEntropy(coefficient=0.0); "
-    "AllSettled(fraction=0.0); AllSettled(fraction=1.1); ObjectivePlateau(patience=0); "
+    "AllConverged(fraction=0.0); AllConverged(fraction=1.1); ObjectivePlateau(patience=0); "
     "ObjectivePlateau(min_delta=-1.0); KLAbove(target=0.0); TruncatedRatio(cap=0.5); "
     "TruncatedRatio(cap=nan); RatioMask(low=1.1); RatioMask(low=-0.1); RatioMask(high=0.9); SequenceMask(high=inf); "
     "GeometricMask(high=1.02, low=1.01); ProbabilityGap(threshold=0.0); ProbabilityGap(threshold=1.5)"

@@ -114,7 +114,7 @@ def test_diagnostics_are_sums_over_the_tokens():
         ):
             ratio = math.exp(new - old)
             expected["tokens"] += 1
-            expected["pushing"] += advantage != 0
+            expected["has_advantage"] += advantage != 0
             expected["unreachable"] += math.exp(old) * 1.28 > 1 and advantage > 0
             expected["ratio"] += ratio
             expected["kl_ref"] += math.exp(ref - new) - (ref - new) - 1
@@ -268,16 +268,16 @@ def test_what_the_denominators_count():
         batch = BatchSize.of_all_ranks(rollouts, objective.counted(rollouts), 8)
         return batch, objective.token_weight(rollouts, batch).tolist()
 
-    size, found = weight(TokenMean(), "drawn")
+    size, found = weight(TokenMean(), "sampled")
     assert size == BatchSize(3, 2, 6, 8) and found == pytest.approx([1 / 6, 1 / 6, 0, 0, 0, 1 / 6])
     size, found = weight(TokenMean(), "kept")
     assert size == BatchSize(2, 2, 3, 8) and found == pytest.approx([1 / 3, 1 / 3, 0, 0, 0, 1 / 3])
-    size, found = weight(TokenMean(), "moving")
+    size, found = weight(TokenMean(), "has_advantage")
     assert size == BatchSize(1, 1, 2, 8) and found[:5] == pytest.approx([1 / 2, 1 / 2, 0, 0, 0])
     assert weight(SequenceMean(), "kept")[1] == pytest.approx([1 / 4, 1 / 4, 0, 0, 0, 1 / 2])
     # The second group is left out whole; the first has two tokens, since what is masked counts as none.
     assert weight(GroupTokenMean(), "kept")[1] == pytest.approx([1 / 4, 1 / 4, 0, 0, 0, 1 / 2])
-    assert weight(GroupTokenMean(), "moving")[1][:5] == pytest.approx([1 / 2, 1 / 2, 0, 0, 0])
+    assert weight(GroupTokenMean(), "has_advantage")[1][:5] == pytest.approx([1 / 2, 1 / 2, 0, 0, 0])
 
     class UnclampedMean(TokenWeighting):
         def __call__(self, lengths: torch.Tensor, group: torch.Tensor, batch: BatchSize) -> torch.Tensor:

@@ -12,7 +12,7 @@ ObjectivePlateau: Any = optional("ObjectivePlateau")
 
 def update(**numbers: float) -> Diagnostics:
     """Diagnostics of ten tokens that all push and are nowhere near a bound, but for `numbers`."""
-    defaults = dict.fromkeys(Diagnostics.__dataclass_fields__, 0.0) | {"tokens": 10.0, "pushing": 10.0}
+    defaults = dict.fromkeys(Diagnostics.__dataclass_fields__, 0.0) | {"tokens": 10.0, "has_advantage": 10.0}
     return Diagnostics(**{name: torch.tensor(value) for name, value in (defaults | numbers).items()})
 
 

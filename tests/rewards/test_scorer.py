@@ -93,8 +93,8 @@ def test_a_name_that_no_reward_has_is_refused_with_the_names_there_are() -> None
     with pytest.raises(UsageError, match=r"model\.validation\.correct=c: no reward has this name; give one of a, b"):
         Scorer([Count("a"), Count("b")], correct="c")
     needy = Count("b")
-    needy.needs = {"judge": "c"}
-    with pytest.raises(UsageError, match=r"judge=c of b: no other reward has this name; give one of a, or a reward"):
+    needy.needs = {"grader": "c"}
+    with pytest.raises(UsageError, match=r"grader=c of b: no other reward has this name; give one of a, or a reward"):
         Scorer([Count("a"), needy])
 
 

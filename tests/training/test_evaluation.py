@@ -210,7 +210,7 @@ def test_nothing_is_learned_from_the_judge(tmp_path: Path) -> None:
     assert changed == of_validation | of_training | {f"reward/short/{name}" for name in ("mean", "std", "ok")}
 
 
-@pytest.mark.parametrize("judge", [None, Counted("")])
+@pytest.mark.parametrize("grader", [None, Counted("")])
 def test_a_validation_that_cannot_be_judged_ends_the_run(grader: Reward | None, tmp_path: Path) -> None:
     rewards = [Digits()] if grader else [Counted("")]
     validation = Validation(grader)

@@ -80,7 +80,7 @@ def mean(values: Sequence[float]) -> float:
 def test_the_grader_decides_in_training_too(tmp_path: Path, name: str, of_task: bool) -> None:
     steps, order, num_before = Steps(), Told(), HasDigit.num_graded
     data = TaskData(Graded() if of_task else Echo(), val_batch_size=5, order=order)
-    options: dict[str, Any] = {} if of_task else {"judge": HasDigit()}
+    options: dict[str, Any] = {} if of_task else {"grader": HasDigit()}
     rewards = [Digits(name=name, change=SHAPED[name])]
     module = fit(tmp_path / "graded", [steps], data=data, rewards=rewards, **options)
     # Each completion is graded once; there was no validation.

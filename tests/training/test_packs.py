@@ -1,12 +1,12 @@
 import pytest
 import torch
-from grpo_lightning.maths.micro_batches import idle_micro_batch, rows_with_gradient
 from helpers.fitting import gradient_of
 from helpers.tiny import policy_of, rollouts_of, rows_of
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
 
 from grpo_lightning import BatchSize, MicroBatch, Minibatch, Objective, Rollouts, SequenceMean, ranks, spread
+from grpo_lightning.maths.minibatches import idle_micro_batch, rows_with_gradient
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 

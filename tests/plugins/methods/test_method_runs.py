@@ -52,5 +52,5 @@ def test_an_advantage_reads_the_reference_and_the_old_policy(tmp_path: Path) -> 
 
 
 def test_a_denominator_that_needs_advantages_first_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="denominator=moving"):
-        fit(tmp_path, advantage=methods.TOPD(), objective=Objective(denominator="moving"))
+    with pytest.raises(UsageError, match="denominator=has_advantage"):
+        fit(tmp_path, advantage=methods.TOPD(), objective=Objective(denominator="has_advantage"))

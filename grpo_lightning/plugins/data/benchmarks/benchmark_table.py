@@ -44,7 +44,7 @@ def row(name: str, evaluation: Evaluation, values: dict[str, float]) -> dict[str
     cells["avg@k"] = f"{values[f'avg@{k}']:.3f} ± {values['ci95']:.3f}"
     shares = {"pass@k": f"pass@{k}", "maj@k": f"maj@{k}"} | {key: key for key in ("greedy", "truncated", "failed")}
     cells |= {title: f"{values[key]:.3f}" if key in values else "" for title, key in shares.items()}
-    return cells | {"tokens": f"{values['length']:.1f}", "judge": evaluation.measure}
+    return cells | {"tokens": f"{values['length']:.1f}", "grader": evaluation.measure}
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -22,7 +22,7 @@ from grpo_lightning.types import FinishReason, Message, Prompt, Question, Sample
 SEED = "seed.jsonl"  # the file beside a reward model with its training data, as written by `tools/make_reward_model.py`
 
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
-"""The statuses of a labeller that failed: its value is then not a label."""
+"""The statuses of a grader that failed: its value is then not a label."""
 
 
 class Judged(NamedTuple):
@@ -42,13 +42,13 @@ class LearnedReward(Reward):
 
     Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ learns from the iteration's completions, labelled by
     a verifier, with replay of earlier ones. So the reward model keeps up with the policy, whose answers change. Put a
-    `MathVerifier` of weight 0 before it and name it as the labeller: it then also decides what is right in validation.
+    `MathVerifier` of weight 0 before it and name it as the grader: it then also decides what is right in validation.
     Without `grader` the model is used as it is.
 
     Args:
         path: Folder made by `save_pretrained` or a hub id: a sequence classifier with `num_labels=1`, or a causal LM,
             such as the policy. A causal LM gets a new head, which at first scores every completion the same.
-        labeller: The reward that labels completions, from 0 to 1: the name of another reward of the list, or a reward
+        grader: The reward that labels completions, from 0 to 1: the name of another reward of the list, or a reward
             that is used for nothing else. Completions on which it fails are not learned from.
         replay: The completions that it learns from and is tested on; a tenth of each batch is from earlier iterations.
         update: Its training at the end of an iteration, and the test that the new weights must pass.
@@ -77,7 +77,7 @@ class LearnedReward(Reward):
         self.model = RewardModel(path, dtype, max_tokens)
         self.grader = grader
         if isinstance(grader, str):
-            self.needs = {"labeller": grader}
+            self.needs = {"grader": grader}
         elif grader is not None:
             self.parts = (grader,)
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
@@ -88,7 +88,7 @@ class LearnedReward(Reward):
         self.iterations.remember(0, read_labelled(seed_path) if seed_path.is_file() else [])
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Checks that model and files are there, and lets the labeller read the gold answers."""
+        """Checks that model and files are there, and lets the grader read the gold answers."""
         _ = self.model.config, self.model.tokenizer
         if self.chat:
             self._chat = Chat(self.model.tokenizer, key="chat=true of LearnedReward")
@@ -123,7 +123,7 @@ class LearnedReward(Reward):
             Scorer(self.parts, max_failed=1).stop_if_broken()
         rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
         if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
-            raise UsageError(f"labeller of LearnedReward: it gave {bad[0]}; a label is a number from 0 to 1")
+            raise UsageError(f"grader of LearnedReward: it gave {bad[0]}; a label is a number from 0 to 1")
         for _, rows_of_prompt in groupby(rows, key=lambda row: row.id):
             _, prompts, completions, _, ended, labels, _ = map(list, zip(*rows_of_prompt, strict=True))
             labelled = LabelledGroup(prompts[0], completions, ended, labels)

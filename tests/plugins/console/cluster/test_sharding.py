@@ -37,7 +37,7 @@ LIGHTNINGS = [
 KEEPS = ["--checkpoint.every_n_steps=1", "--checkpoint.keep=-1"]
 LETTERS = '{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*", "weight": %d}}'
 LEARNED = (
-    '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labeller": %s, "replay": {"held_out": 0.3}, '
+    '{"class_path": "LearnedReward", "init_args": {"path": "policy", "grader": %s, "replay": {"held_out": 0.3}, '
     '"update": {"lr": 0.01, "min_gain": -1, "max_forgetting": 1}}}'
 )
 REWARDS = f"--model.rewards=[{LETTERS % 1}, {LEARNED % (LETTERS % 1)}]"

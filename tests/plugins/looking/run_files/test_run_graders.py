@@ -77,7 +77,7 @@ def test_two_rewards_are_judged_by_one(folder: Path, grpo: Grpo) -> None:
 def test_the_saved_run_names_the_judge(folder: Path) -> None:
     for name in REWARDS:
         config = yaml.safe_load((folder / name / "config.yaml").read_text())
-        assert config["model"]["validation"]["judge"]["class_path"] == "grpo_lightning.MathVerifier"
+        assert config["model"]["validation"]["grader"]["class_path"] == "grpo_lightning.MathVerifier"
     (record, *_) = read(folder / "form")
     validation = completions_of(record, "validation")
     assert {one.grader for one in validation} == {"math_verifier"} and "math_verifier" in validation[0].scores

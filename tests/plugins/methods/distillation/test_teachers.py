@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from grpo_lightning.maths.micro_batches import idle_micro_batch
 from helpers.distilling import gradient
 from helpers.fitting import relative
 from helpers.tiny import policy_of, rollouts_of, tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from examples.teachers import Teachers
+from grpo_lightning.maths.minibatches import idle_micro_batch
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.methods.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.methods.distillation.teacher import Teacher

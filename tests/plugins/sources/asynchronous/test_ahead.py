@@ -1,4 +1,4 @@
-"""Ahead is StaleSource(lag=1), bit for bit; and what it refuses."""
+"""OneStepOffPolicy is StaleSource(lag=1), bit for bit; and what it refuses."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -185,7 +185,7 @@ def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path)
 def test_what_cannot_be_drawn_ahead_is_refused_before_the_run(
     options: dict[str, Any], loop: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=rf"loop\.source=Ahead: .*{message}"):
+    with pytest.raises(UsageError, match=rf"loop\.source=OneStepOffPolicy: .*{message}"):
         run(tmp_path, OneStepOffPolicy(), {"engine": Elsewhere(), **options}, loop=loop)
     assert not scalars(tmp_path)
 
@@ -213,7 +213,7 @@ def test_a_grader_beside_the_rewards_grades_what_is_drawn_ahead(tmp_path: Path) 
             "loop": {"source": OneStepOffPolicy()},
             "engine": Elsewhere(),
             "rewards": rewards,
-            "judge": some_digits(),
+            "grader": some_digits(),
         }
 
     resumes_exactly(tmp_path, shaped)

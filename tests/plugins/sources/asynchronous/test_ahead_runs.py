@@ -1,4 +1,4 @@
-"""Ahead in processes of its own: two ranks, and kills at random moments."""
+"""OneStepOffPolicy in processes of its own: two ranks, and kills at random moments."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_ranks_have_a_lag_of_one_step(folder: Path) -> None:
     ranks = ("--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=20")
-    for name, source in (("unbroken", "StaleSource"), ("killed", "Ahead")):
+    for name, source in (("unbroken", "StaleSource"), ("killed", "OneStepOffPolicy")):
         more = (*ELSEWHERE, *ranks, f"--loop.source={source}", "--checkpoint.every_n_steps=100")
         with programs({name: command(folder / name, *more)}, folder) as started:
             assert started[name].wait() == 0, started[name].errors[-3000:]
@@ -27,5 +27,5 @@ def test_two_ranks_have_a_lag_of_one_step(folder: Path) -> None:
 
 
 def test_sigkills_at_random_moments_change_nothing(folder: Path) -> None:
-    die_and_go_on(folder, 6, *ELSEWHERE, "--loop.source=Ahead")
+    die_and_go_on(folder, 6, *ELSEWHERE, "--loop.source=OneStepOffPolicy")
     check_alike(folder)

@@ -30,14 +30,14 @@ def test_the_job_script_starts_a_server_per_further_node_and_starts_it_again(tmp
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node[1-3]",
     }
-    script = ["bash", ROOT / "examples" / "slurm_servers.sh", "runs/policy", "--loop.source", "Ahead"]
+    script = ["bash", ROOT / "examples" / "slurm_servers.sh", "runs/policy", "--loop.source", "OneStepOffPolicy"]
     ended = subprocess.run(script, cwd=tmp_path, env=os.environ | variables, timeout=LIMIT, capture_output=True)
     assert ended.returncode == 7, ended.stderr
     lines = log.read_text().splitlines()
     served = [line for line in lines if line.startswith("vllm serve")]
     assert {*served} == {f"vllm serve runs/policy --port 8000 {SERVE}"} and len(served) > 4
     (trained,) = [line for line in lines if line.startswith("grpo fit")]
-    assert trained.startswith("grpo fit --loop.source Ahead --model.policy.path runs/policy")
+    assert trained.startswith("grpo fit --loop.source OneStepOffPolicy --model.policy.path runs/policy")
     assert "--model.engine.urls [http://node2:8000, http://node3:8000]" in trained
     assert "--model.engine.transfer.folder runs/7/weights" in trained and (tmp_path / "runs/7/weights").is_dir()
 

@@ -1,4 +1,4 @@
-"""Stream: with a staleness of one step it is Ahead; with more, weights come while servers draw, and nothing is lost."""
+"""FullyAsynchronous: with a staleness of one step it is OneStepOffPolicy; with more, weights come while servers draw, and nothing is lost."""
 
 from functools import partial
 from pathlib import Path
