@@ -28,6 +28,10 @@ def __getattr__(name: str) -> Any:
     if name == "inspect":
         return import_module(f"{__name__}.plugins.looking.inspector")
     if name not in _FILES:
+        from grpo_lightning.command.overview import RENAMES, ask
+
+        if (new_name := ask(f"{RENAMES}:new_class", name) or name) != name:
+            return __getattr__(new_name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_FILES[name]), name)
     return value

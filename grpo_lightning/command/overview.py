@@ -75,6 +75,9 @@ DEFAULTS: dict[str, Any] = {
 """GRPOModule's own but for the engine, spelled out for `--help` and `--print_config`."""
 
 
+RENAMES = "plugins.console.mistakes.renames"
+
+
 def optional(path: str) -> Any:
     """A public name, or `module:name` of a plugin: all that the core has of them. None where the folder is missing."""
     module, _, name = path.rpartition(":")

@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from grpo_lightning.command import parser_internals as internals
-from grpo_lightning.command.overview import NEGATIVE, ask
+from grpo_lightning.command.overview import NEGATIVE, RENAMES, ask
 from grpo_lightning.packaged import packaged
 from grpo_lightning.types import UsageError
 
@@ -33,7 +33,8 @@ class Parser(LightningArgumentParser):
         """Reads options; an exception of a module of the user's is their mistake."""
         try:
             with internals.replacing():
-                return super().parse_args(with_paths(sys.argv[1:] if args is None else args), *others, **kwargs)
+                words = with_paths(sys.argv[1:] if args is None else args)
+                return super().parse_args(ask(f"{RENAMES}:new_flags", words) or words, *others, **kwargs)
         except Exception as error:
             if isinstance(error, UsageError | argparse.ArgumentError):
                 raise

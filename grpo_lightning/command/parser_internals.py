@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from jsonargparse import _typehints
 
-from grpo_lightning.command.overview import ask
+from grpo_lightning.command.overview import RENAMES, ask
 from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.training.internals import replaced
 
@@ -65,6 +65,7 @@ def replacing() -> Iterator[None]:
             previous["init_args"] = type(previous["init_args"])()
 
     def adapt_anew(value: Any, hint: Any, *args: Any, **kwargs: Any) -> Any:
+        value = ask(f"{RENAMES}:new_value", value, hint) or value
         if hint is Reward:
             value = ask("plugins.console.mistakes.import_errors:of_function", value) or value
         family = get_args(hint)[0] if get_origin(hint) is list else None
@@ -83,10 +84,14 @@ def replacing() -> Iterator[None]:
             kwargs["prev_val"] = None
         return adapt(value, hint, *args, **kwargs)
 
+    def resolve_anew(family: Any, name: str) -> str:
+        name = ask(f"{RENAMES}:new_class", name) or name
+        return resolve(family, LOGGERS.get(name, name))
+
     with replaced(
         _typehints,
         discard_init_args_on_class_path_change=start_anew,
         adapt_typehints=adapt_anew,
-        resolve_class_path_by_name=lambda cls, name: resolve(cls, LOGGERS.get(name, name)),  # type: ignore[arg-type]
+        resolve_class_path_by_name=resolve_anew,
     ):
         yield

@@ -29,7 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "sandbox"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "sandbox"))
 worker: Any = importlib.import_module("main")
 del sys.path[0]
 

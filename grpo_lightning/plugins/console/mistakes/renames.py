@@ -1,0 +1,68 @@
+"""Names of version 0.2: each still works, with one warning that says the new name."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+CLASSES = {"Ahead": "OneStepOffPolicy", "Stream": "FullyAsynchronous", "AllSettled": "AllConverged"}
+"""The new name of a class, by its old one."""
+
+ARGUMENTS = {
+    "Validation": ("judge", "grader"),
+    "Benchmark": ("judge", "grader"),
+    "LearnedReward": ("labeller", "grader"),
+}
+"""The old and the new name of an argument, by its class."""
+
+FLAGS = {r"(\.validations?\b[\w.]*)\.judge\b": r"\1.grader", r"\.labeller\b": ".grader"}
+"""The same arguments in options of the command line, as patterns and what replaces them."""
+
+VALUES = {"drawn": "sampled", "moving": "has_advantage"}
+"""New values of arguments that take a word of a list."""
+
+
+@cache
+def warn(old: str, new: str) -> None:
+    """Warns once that a name has changed."""
+    warnings.warn(f"{old} is called {new} now; the old name still works", FutureWarning, stacklevel=2)
+
+
+def new_class(name: str) -> str:
+    """Returns the name that a class has now."""
+    prefix, dot, old = name.rpartition(".")
+    if prefix not in ("", "grpo_lightning") or old not in CLASSES:
+        return name
+    warn(old, CLASSES[old])
+    return prefix + dot + CLASSES[old]
+
+
+def new_flags(words: Sequence[str]) -> list[str]:
+    """Returns the options with the names that they have now."""
+    renamed = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        for pattern, new in FLAGS.items():
+            if flag.startswith("--") and flag != (new_flag := re.sub(pattern, new, flag)):
+                warn(flag.strip("-"), new_flag.strip("-"))
+                flag = new_flag
+        renamed.append(flag + equals + value)
+    return renamed
+
+
+def new_value(value: Any, hint: Any) -> Any:
+    """Returns a value of the configuration, for an argument of the type `hint`, with the names that are used now."""
+    if get_origin(hint) is Literal and value not in get_args(hint) and VALUES.get(value) in get_args(hint):
+        warn(value, VALUES[value])
+        return VALUES[value]
+    if not isinstance(value, dict):
+        return value
+    class_name = str(value.get("class_path", hint.__name__ if inspect.isclass(hint) else "")).rpartition(".")[2]
+    old, new = ARGUMENTS.get(class_name, ("", ""))
+    arguments = value.get("init_args", value)
+    if isinstance(arguments, dict) and old in arguments:
+        warn(f"{old} of {class_name}", new)
+        arguments[new] = arguments.pop(old)
+    return value

@@ -1,0 +1,60 @@
+"""Names of version 0.2 work in options, in saved configurations and in Python, and say the new name once."""
+
+import warnings
+
+import pytest
+from helpers.command import Grpo
+
+import grpo_lightning
+from grpo_lightning.plugins.console.mistakes import renames
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing() -> None:
+    renames.warn.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("option", "line", "message"),
+    [
+        ("--loop.source=Ahead", "grpo_lightning.OneStepOffPolicy", "Ahead is called OneStepOffPolicy now"),
+        ("--loop.source=grpo_lightning.Stream", "grpo_lightning.FullyAsynchronous", "Stream is called Fully"),
+        ("--loop.stop=AllSettled", "grpo_lightning.AllConverged", "AllSettled is called AllConverged now"),
+        ("--model.objective.denominator=moving", "denominator: has_advantage", "moving is called has_advantage now"),
+        (
+            "--model.validation.judge=FormatReward",
+            "grader:",
+            "model.validation.judge is called model.validation.grader",
+        ),
+        ("--model.validation={judge: FormatReward}", "grader:", "judge of Validation is called grader now"),
+        (
+            "--model.rewards={class_path: LearnedReward, init_args: {path: x, labeller: FormatReward}}",
+            "grader:",
+            "labeller of LearnedReward is called grader now",
+        ),
+    ],
+)
+def test_an_old_name_works_and_says_the_new_one(option: str, line: str, message: str, grpo: Grpo) -> None:
+    with pytest.warns(FutureWarning, match=message):
+        assert line in grpo.ok("fit", option, "--print_config")
+
+
+def test_an_old_class_is_the_new_one_in_python() -> None:
+    with pytest.warns(FutureWarning, match="Ahead is called OneStepOffPolicy now"):
+        assert grpo_lightning.Ahead is grpo_lightning.OneStepOffPolicy
+    with pytest.raises(AttributeError, match="no attribute 'Nowhere'"):
+        grpo_lightning.Nowhere  # noqa: B018
+
+
+def test_names_of_others_stay_as_they_are() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert renames.new_class("my_sources.Ahead") == "my_sources.Ahead"
+        assert renames.new_flags(["--model.rewards.judge=x", "--a", "b.labeller"]) == [
+            "--model.rewards.judge=x",
+            "--a",
+            "b.labeller",
+        ]
+        assert renames.new_value({"class_path": "my.Reward", "init_args": {"judge": 1}}, None)["init_args"] == {
+            "judge": 1
+        }
