@@ -41,7 +41,7 @@ from grpo_lightning.types import UsageError
 
 refusal = optional("plugins.console.mistakes.import_errors:refusal") or str
 refused_argument = optional("plugins.console.mistakes.option_errors:refused_argument") or UsageError
-"""From an exception to its message, and to the user's mistake behind it."""
+"""These turn an exception into its message, and into the user's mistake behind it."""
 
 DISTRICTS = ("rewards", "methods", "sources", "data", "engines", "compute")
 FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in DISTRICTS))
@@ -77,13 +77,14 @@ class GRPOCLI(LightningCLI):
         for key, name in SECTIONS.items():
             if section := optional(name):
                 parser.add_lightning_class_args(section, key)
-        there = {key: value for key, value in DEFAULTS.items() if optional(value.get("class_path", "Guard"))}
-        parser.set_defaults(there)
+        # A default whose plugin is not installed falls back to GRPOModule's own.
+        available = {key: value for key, value in DEFAULTS.items() if optional(value.get("class_path", "Guard"))}
+        parser.set_defaults(available)
         for key in SEEDED:
             parser.link_arguments("seed_everything", key, compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Reads the options; refuses a seed that is none, from which other seeds follow."""
+        """Reads the options, and refuses a seed from which no other seeds can follow."""
         super().parse_arguments(parser, args)
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:
@@ -100,7 +101,7 @@ class GRPOCLI(LightningCLI):
         ask("plugins.console.display.saved_config:check_readable", self.parser, self.config)
 
     def instantiate_classes(self) -> None:
-        """Makes the classes of the configuration; what one of them refuses is the user's mistake."""
+        """Makes the classes of the configuration; a refusal by one of them is the user's mistake."""
         try:
             super().instantiate_classes()
         except (ValueError, ModuleNotFoundError, MisconfigurationException) as error:
@@ -109,9 +110,11 @@ class GRPOCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         """Reads data and weights."""
         # Mistakes in the data, the folder of the model or that of the run show before anything is written.
-        stage, trainer, model = str(self.subcommand), self.trainer, self.model
-        given = self.config[stage]
-        path = checkpoint_to_read(given.ckpt_path, stage, trainer, given.get("weights_only"))
+        stage = str(self.subcommand)
+        trainer = self.trainer
+        model = self.model
+        options = self.config[stage]
+        path = checkpoint_to_read(options.ckpt_path, stage, trainer, options.get("weights_only"))
         self.config_init[stage].ckpt_path = path
         if stage == "fit":
             if StepCheckpoint.find(trainer) is not None:
@@ -124,7 +127,7 @@ class GRPOCLI(LightningCLI):
             model.load(trainer.strategy.precision_plugin)
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning reads the whole checkpoint here to look for options, and there are none."""
+        """Does nothing: Lightning reads the whole checkpoint here to look for options, and there are none."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         checkpoint = StepCheckpoint.find(self.trainer) if subcommand == "fit" else None
@@ -133,11 +136,9 @@ class GRPOCLI(LightningCLI):
         except Exception as error:
             if re.match("Early stopping conditioned on|`ModelCheckpoint.monitor=", str(error)):
                 raise UsageError(" ".join(str(error).split())) from error  # it names the metrics that there are
-            if (
-                refused := ask(
-                    "plugins.console.mistakes.disk_errors:refusal", error, Path(self.trainer.default_root_dir)
-                )
-            ) is None:
+            folder = Path(self.trainer.default_root_dir)
+            refused = ask("plugins.console.mistakes.disk_errors:refusal", error, folder)
+            if refused is None:
                 raise
             saved = checkpoint.saved if checkpoint else "nothing else is lost"
             raise disk.DiskFailure(f"the disk refuses to write: {refused}. Make room or allow it; {saved}") from error
@@ -150,27 +151,27 @@ class GRPOCLI(LightningCLI):
             sys.exit(code)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """The trainer, with the logger, callbacks and checkpoint files of this package."""
+        """Makes the trainer, with the logger, callbacks and checkpoint files of this package."""
         config = self.config_init[self.subcommand].trainer
-        given = config.logger if isinstance(config.logger, list) else [config.logger]
-        folders = [Path(one.log_dir) for one in given if isinstance(one, TensorBoardLogger | CSVLogger)]
+        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
+        folders = [Path(logger.log_dir) for logger in loggers if isinstance(logger, TensorBoardLogger | CSVLogger)]
         if config.logger in (None, True):
             board = optional("Board") or partial(TensorBoardLogger, name="", version="")
             kwargs["logger"] = board(config.default_root_dir)
         elif config.logger is not False and Path(config.default_root_dir) not in folders:
             # So that `grpo report` can read the run.
-            kwargs["logger"] = [*given, RunCSVLogger(config.default_root_dir)]
+            kwargs["logger"] = [*loggers, RunCSVLogger(config.default_root_dir)]
         # A bar in a file is a mess of carriage returns.
         has_bar = sys.stdout.isatty() if config.enable_progress_bar is None else config.enable_progress_bar
         kwargs["enable_progress_bar"] = has_bar and self.subcommand != "fit"
-        given = config.callbacks or []
-        for bar in [callback for callback in given if isinstance(callback, ProgressBar)]:
+        callbacks = config.callbacks or []
+        for bar in [callback for callback in callbacks if isinstance(callback, ProgressBar)]:
             raise UsageError(
                 f"trainer.callbacks={type(bar).__name__}: the run has a bar of its own, which shows sampling too; "
                 "leave this one out"
             )
         lines = [kind(bar=has_bar)] if (kind := optional("StepLines")) else []
-        kwargs["callbacks"] = [*lines, *(kind() for name in ALWAYS if (kind := optional(name))), *given]
+        kwargs["callbacks"] = [*lines, *(kind() for name in ALWAYS if (kind := optional(name))), *callbacks]
         if config.max_time is not None and (timer := optional("StepTimer")):
             kwargs["max_time"] = None
             kwargs["callbacks"].append(timer(config.max_time))
@@ -200,10 +201,11 @@ def run(args: Sequence[str] | None = None) -> None:
             # torchrun then prints the error of the rank that failed first.
             (record(run_rank) if TorchElasticEnvironment.detect() else run_rank)(args)
     except Exception as error:
-        mistake, failed = usage_error(error), isinstance(error, RewardFailure | FloatingPointError | disk.DiskFailure)
-        message = mistake or (
-            error if failed else ask("plugins.compute.planning.plan_report:out_of_memory_message", error)
-        )
+        mistake = usage_error(error)
+        if isinstance(error, RewardFailure | FloatingPointError | disk.DiskFailure):
+            message = mistake or error
+        else:
+            message = mistake or ask("plugins.compute.planning.plan_report:out_of_memory_message", error)
         if not message:
             raise
         print(f"grpo: error: {message}", file=sys.stderr)
@@ -211,22 +213,22 @@ def run(args: Sequence[str] | None = None) -> None:
 
 
 def run_rank(args: Sequence[str] | None = None) -> None:
-    """The command line in this process alone."""
-    given = sys.argv[1:] if args is None else args
+    """Runs the command line in this process alone."""
+    words = sys.argv[1:] if args is None else args
     try:
-        command_line(next(iter(given), ""))(args)
+        command_line(next(iter(words), ""))(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)
 
 
 def command_line(command: str) -> type[GRPOCLI]:
-    """The class that reads the options of a command."""
+    """Returns the class that reads the options of a command."""
     planning = optional("plugins.compute.planning.plan_report:Planning") if command == "plan" else None
     return type("PlanCLI", (planning, GRPOCLI), {}) if planning else GRPOCLI
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:
-    """The user's mistake behind `error`: jsonargparse raises its own where an argument may also be None."""
+    """Returns the user's mistake behind `error`: jsonargparse raises its own where an argument may also be None."""
     while error is not None:
         if isinstance(error, UsageError):
             return error

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PARTIAL = ".partial"  # how the name of a file ends that is not whole yet, or never will be: its program was killed
+PARTIAL = ".partial"
+"""The end of the name of a file that is not whole yet, or never will be, since its program was killed."""
 
 
 class DiskFailure(Exception):
@@ -16,7 +17,7 @@ class DiskFailure(Exception):
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A path to write to, which is then renamed to `path`: readers see the old file or the new one."""
+    """Yields a path to write to, which is then renamed to `path`: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -29,7 +30,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def is_trial(trainer: Any) -> bool:
-    """Whether this run is a trial (`trainer.fast_dev_run`), which must write nothing."""
+    """Returns True if this run is a trial (`trainer.fast_dev_run`), which must write nothing."""
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
@@ -40,12 +41,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def whole_files(folder: Path, pattern: str) -> list[Path]:
-    """The files in a folder whose names match, sorted; no folder, and nothing that a killed program was writing."""
+    """Returns the files in a folder whose names match, sorted, without folders and files that are not whole."""
     return sorted(path for path in folder.glob(pattern) if path.suffix != PARTIAL and path.is_file())
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSVLogger's file without empty cells and without one that is half written; none without a file."""
+    """Returns the rows of a CSVLogger's file without empty cells and without a half-written row; [] without a file."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
     return [{name: value for name, value in row.items() if value} for row in rows]

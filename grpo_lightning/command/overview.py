@@ -11,13 +11,16 @@ from grpo_lightning.types import UsageError
 
 
 class Command(NamedTuple):
-    """What a command of `grpo` does, and where its `main(args)` is; cli.py reads a configuration and runs it.
-
-    It returns the exit code, or None to let cli.py go on with the `sys.argv` that it left.
-    """
+    """A command of `grpo`."""
 
     summary: str
+    """What it does, in a sentence."""
     module: str = "grpo_lightning.cli"
+    """The module with its `main(args)`, which returns the exit code.
+
+    `grpo_lightning.cli` reads a configuration and runs it. A `main` that returns None leaves the `sys.argv` that it
+    changed to `grpo_lightning.cli`.
+    """
 
 
 PLUGINS = "grpo_lightning.plugins"
@@ -49,9 +52,10 @@ SECTIONS = {
     "predictions": "PredictionWriter",
     "memory": "MemoryReport",
 }
-"""The callbacks with options of their own, by public name; beside `model`, `data` and `trainer`."""
+"""The sections of options of callbacks, beside `model`, `data` and `trainer`: the class of each, by its public name."""
 
-ALWAYS = ("FirstLook", "RunSummary")  # the callbacks without options
+ALWAYS = ("FirstLook", "RunSummary")
+"""The callbacks without options."""
 
 DEFAULTS: dict[str, Any] = {
     "model.engine": {"class_path": "NativeEngine"},
@@ -72,14 +76,17 @@ DEFAULTS: dict[str, Any] = {
         "entropy": {"class_path": "NoEntropy"},
     },
 }
-"""GRPOModule's own but for the engine, spelled out for `--help` and `--print_config`."""
+"""GRPOModule's defaults, spelled out for `--help` and `--print_config`, but with what is fast."""
 
 
 RENAMES = "plugins.console.mistakes.renames"
 
 
 def optional(path: str) -> Any:
-    """A public name, or `module:name` of a plugin: all that the core has of them. None where the folder is missing."""
+    """Returns a public name, or `module:name` of a plugin; None if the plugin's folder is missing.
+
+    It is the only way in which the core reaches a plugin.
+    """
     module, _, name = path.rpartition(":")
     try:
         return getattr(import_module(f"grpo_lightning.{module}" if module else "grpo_lightning"), name)
@@ -90,18 +97,20 @@ def optional(path: str) -> Any:
 
 
 def ask(path: str, *args: Any) -> Any:
-    """The answer of a plugin's function; None where its folder is not there."""
+    """Calls a plugin's function, and returns its result; None if the plugin's folder is missing."""
     function = optional(path)
     return function(*args) if function else None
 
 
-SEEDED = ("loop.seed", "data.seed")  # they follow from `seed_everything`
+SEEDED = ("loop.seed", "data.seed")
+"""The seeds that follow from `seed_everything`."""
 
-NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # a number that is no flag
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+"""A negative number, which is no flag."""
 
 
 def overview() -> str:
-    """The help of `grpo` itself."""
+    """Returns the help of `grpo` without a command."""
     commands = "\n".join(f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items())
     return f"""usage: grpo COMMAND [--config FILE ...] [--KEY VALUE ...]
 
@@ -113,7 +122,7 @@ GRPO (DeepSeekMath, Algorithm 1) and its relatives. The commands:
 
 
 def answer(args: Sequence[str]) -> int | None:
-    """Answers what needs no torch: prints, and returns the exit code; None leaves it to grpo_lightning.cli."""
+    """Runs what needs no torch, and returns the exit code; None leaves the command to grpo_lightning.cli."""
     if not args or args[0] in ("-h", "--help", "help"):
         print(overview(), file=sys.stdout if args else sys.stderr)
         return 0 if args else 2

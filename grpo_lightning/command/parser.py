@@ -17,7 +17,8 @@ from grpo_lightning.types import UsageError
 class Parser(LightningArgumentParser):
     """A parser whose mistakes are `UsageError`: in one line each, where the plugin that explains them is there."""
 
-    owner: type | None = None  # the class whose arguments this parser reads; None for a command's options
+    owner: type | None = None
+    """The class whose arguments this parser reads; None for a command's options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
@@ -29,12 +30,12 @@ class Parser(LightningArgumentParser):
             self.owner = theclass
         return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
 
-    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Reads options; an exception of a module of the user's is their mistake."""
+    def parse_args(self, args: Sequence[str] | None = None, *positional: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Reads options; an exception in a user's module is their mistake."""
         try:
             with internals.replacing():
                 words = with_paths(sys.argv[1:] if args is None else args)
-                return super().parse_args(ask(f"{RENAMES}:new_flags", words) or words, *others, **kwargs)
+                return super().parse_args(ask(f"{RENAMES}:new_flags", words) or words, *positional, **kwargs)
         except Exception as error:
             if isinstance(error, UsageError | argparse.ArgumentError):
                 raise
@@ -43,7 +44,7 @@ class Parser(LightningArgumentParser):
             raise mistake from error
 
     def instantiate(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Makes the classes; a logger without a folder of its own logs into that of the run."""
+        """Makes the classes; a logger without a folder logs into the folder of the run."""
         cfg = cfg.clone()
         commands = () if self.owner else ("fit", "validate", "test", "predict")
         for trainer in [cfg[name].trainer for name in commands if name in cfg]:
@@ -56,21 +57,20 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises the mistake behind jsonargparse's message."""
-        mistake = ask("plugins.console.mistakes.option_errors:explain", self, message, ex) or argparse.ArgumentError(
-            None, message
-        )
+        explained = ask("plugins.console.mistakes.option_errors:explain", self, message, ex)
+        mistake = explained or argparse.ArgumentError(None, message)
         if self.exit_on_error:
             raise UsageError(str(mistake)) from ex
         raise mistake from ex
 
 
 def with_paths(words: Sequence[str]) -> list[str]:
-    """The options, with the path of each configuration that is named as `grpo_lightning:NAME`."""
+    """Returns the options, with the path of each configuration that is named as `grpo_lightning:NAME`."""
     flags = ("-c", "--config")
-    found = []
-    for before, word in zip(["", *words], words, strict=False):
+    words_with_paths = []
+    for previous_word, word in zip(["", *words], words, strict=False):
         flag, is_joined, value = word.partition("=")
         if flag in flags and is_joined:
             word = f"{flag}={packaged(value)}"
-        found.append(packaged(word) if before in flags else word)
-    return found
+        words_with_paths.append(packaged(word) if previous_word in flags else word)
+    return words_with_paths

@@ -23,40 +23,45 @@ LOGGERS = {
     "TrackioLogger": "grpo_lightning.TrackioLogger",
 }
 
+"""The loggers of this package, by the short name of the logger that each replaces."""
+
+CLASS_OR_FUNCTION = re.compile(r"[A-Za-z_][\w.]*|[\w./~-]+\.py:\w+")
+"""The name or import path of a class, or `file.py:name`."""
+
 
 def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[Any]:
-    """The options of a parser, or of one of its subcommands, without those that show help or read files."""
+    """Returns the options of a parser, or of a subcommand, without options that show help or read files."""
     if subcommand:
         parser = subparsers_of(parser)[subcommand]
     return [action for action in parser._actions if hasattr(action, "_typehint") and ".help" not in action.dest]
 
 
 def hints_of(parser: argparse.ArgumentParser, subcommand: str = "") -> dict[str, Any]:
-    """The types of these options by key, as the classes that they belong to annotate them."""
+    """Returns the types of these options by key, as their classes annotate them."""
     return {action.dest: action._typehint for action in options_of(parser, subcommand)}
 
 
 def subparsers_of(parser: Any) -> Mapping[str, argparse.ArgumentParser]:
-    """The parsers of a parser's subcommands."""
+    """Returns the parsers of a parser's subcommands, by name."""
     return parser._subcommands_action.choices if parser._subcommands_action else {}
 
 
 def take_negative_numbers(parser: argparse.ArgumentParser, pattern: re.Pattern[str]) -> None:
-    """Has a parser take what `pattern` matches as a value: argparse reads `-1e-4` as a flag."""
+    """Makes a parser read what `pattern` matches as a value: argparse reads `-1e-4` as a flag."""
     parser._negative_number_matcher = pattern
 
 
 @contextmanager
 def replacing() -> Iterator[None]:
-    """Inside, another class begins with its own defaults, and another list with nothing of the one before.
+    """Inside, jsonargparse replaces classes, lists and names as this command line promises.
 
-    jsonargparse would hand the old class's arguments to the new one where it has arguments of these names: `CISPO`
-    would get the bounds of `Clipped`. It does the same to the classes of a list, by their position. And a list of
-    classes takes the name of one, which is a list then: `--model.rewards FunctionReward`. A second configuration adds
-    to a dict of the first.
-
-    The short names of three loggers stand for this package's, which know the folder of the run. The import path of a
-    function stands for the `FunctionReward` that calls it.
+    - Another class begins with its own defaults. jsonargparse passes the old class's arguments on to a new class that
+      has arguments of these names: `CISPO` would get the bounds of `Clipped`. Classes of a list get them by position.
+    - A list of classes may be the name of one class: `--model.rewards FunctionReward`.
+    - A second configuration adds to a dict of the first.
+    - The short names of three loggers stand for this package's loggers, which know the folder of the run.
+    - The import path of a function stands for a `FunctionReward` that calls it.
+    - Names of earlier versions stand for the names of this version.
     """
     adapt, resolve = _typehints.adapt_typehints, _typehints.resolve_class_path_by_name
 
@@ -71,15 +76,12 @@ def replacing() -> Iterator[None]:
         family = get_args(hint)[0] if get_origin(hint) is list else None
         if inspect.isclass(family) and family.__module__ != "builtins":
             name = value.get("class_path") if isinstance(value, dict) else value
-            if (
-                isinstance(name, str)
-                and re.fullmatch(r"[A-Za-z_][\w.]*|[\w./~-]+\.py:\w+", name)
-                and not Path(name).exists()
-            ):
+            is_class = isinstance(name, str) and CLASS_OR_FUNCTION.fullmatch(name)
+            if is_class and not Path(str(name)).exists():
                 value = [value]
-        before = kwargs.get("prev_val")
-        if get_origin(hint) is dict and isinstance(value, dict) and isinstance(before, dict):
-            value = {**before, **value}
+        previous = kwargs.get("prev_val")
+        if get_origin(hint) is dict and isinstance(value, dict) and isinstance(previous, dict):
+            value = {**previous, **value}
         if isinstance(value, list) and not kwargs.get("append"):
             kwargs["prev_val"] = None
         return adapt(value, hint, *args, **kwargs)

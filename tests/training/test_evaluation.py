@@ -221,7 +221,7 @@ def test_a_validation_that_cannot_be_judged_ends_the_run(grader: Reward | None, 
 
 @pytest.mark.parametrize("name", ["NoSuchReward", "no_such_module.Judge"])
 def test_a_judge_that_is_not_here_is_one_message(name: str) -> None:
-    with pytest.raises(UsageError, match=f"model.validation.judge={name}.* name another"):
+    with pytest.raises(UsageError, match=f"model.validation.grader={name}.* name another"):
         grader_class(name)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
+from jsonargparse import Namespace
+
 CLASSES = {"Ahead": "OneStepOffPolicy", "Stream": "FullyAsynchronous", "AllSettled": "AllConverged"}
 """The new name of a class, by its old one."""
 
@@ -57,12 +59,12 @@ def new_value(value: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal and value not in get_args(hint) and VALUES.get(value) in get_args(hint):
         warn(value, VALUES[value])
         return VALUES[value]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | Namespace):
         return value
     class_name = str(value.get("class_path", hint.__name__ if inspect.isclass(hint) else "")).rpartition(".")[2]
     old, new = ARGUMENTS.get(class_name, ("", ""))
     arguments = value.get("init_args", value)
-    if isinstance(arguments, dict) and old in arguments:
+    if isinstance(arguments, dict | Namespace) and old in arguments:
         warn(f"{old} of {class_name}", new)
         arguments[new] = arguments.pop(old)
     return value

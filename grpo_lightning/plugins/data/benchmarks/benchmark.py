@@ -72,7 +72,7 @@ class Benchmark:
             raise UsageError(str(error).replace("data.", f"{key}.")) from error
         if self.grader is None:
             kind = self.task.grader
-            fix = f"set {key}.judge: {type(self.task).__name__} names none"
+            fix = f"set {key}.grader: {type(self.task).__name__} names none"
             require(kind is not None, f"{key}: nothing decides what is right. So {fix}")
             if kind not in graders:
                 graders[str(kind)] = grader_class(str(kind))()

@@ -62,7 +62,7 @@ def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.Captu
     ("text", "message"),
     [
         (f"{{a b: {{task: {SAME}, judge: FormatReward}}}}", "data.validations.a b: give a name of letters"),
-        (f"{{one: {{task: {SAME}}}}}", "set data.validations.one.judge: JsonPrompts names none"),
+        (f"{{one: {{task: {SAME}}}}}", "set data.validations.one.grader: JsonPrompts names none"),
         (f"{{one: {{task: {SAME}, judge: FormatReward, samples: 0}}}}", "data.validations.one.samples=0: give 1"),
         ("{one: {task: JsonPrompts, judge: FormatReward}}", "data.validations.one: data.task.test is not set"),
     ],

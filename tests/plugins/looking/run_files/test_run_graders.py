@@ -100,7 +100,7 @@ def test_the_report_names_the_judge_of_all_or_of_each(
     half = max(list(scalars(folder / name)["val/ci95"].values())[-1] for name in REWARDS)
     found = f"answers: fraction right by MathVerifier; ± {half:.3f} over questions at a run&#39;s end (95 %)"
     assert half > 0 and found in (folder / "alike.html").read_text()
-    other = ("--model.rewards=[FormatReward]", f"--model.validation.judge={BRIEF}", "--trainer.default_root_dir=other")
+    other = ("--model.rewards=[FormatReward]", f"--model.validation.grader={BRIEF}", "--trainer.default_root_dir=other")
     grpo.ok("fit", *SUMS, *other)
     assert re.search(r"^validation  avg@8 .*\): mean of my_rewards.brief$", caplog.text, re.MULTILINE)
     assert report.main(["form", "other", "-o", "mixed.html"]) == 0
