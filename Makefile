@@ -53,10 +53,11 @@ wheel: ## build sdist and wheel in dist/, and make and train a project with the 
 	cd $(WHEEL) && bin/grpo env && bin/grpo init project
 	cd $(WHEEL)/project && ../bin/grpo fit --config run.yaml && ../bin/grpo inspect runs/first && ../bin/grpo export runs/first --out model
 
-lint: $(INSTALLED) ## check format, style and types
+lint: $(INSTALLED) ## check format, style, types and dependencies
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/deptry grpo_lightning
 
 docs: $(DOCS_INSTALLED) ## build the documentation in site/; `python -m http.server -d site` serves it, with search
 	$(BIN)/mkdocs build --strict
