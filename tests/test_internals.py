@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
+import torch.utils._python_dispatch
+import torch.utils._pytree
 from helpers.fast import fit
 from helpers.fitting import scalars
 from helpers.paths import ROOT
 from lightning.pytorch.callbacks import LearningRateMonitor
+from torch.distributed import distributed_c10d
+from transformers import PretrainedConfig, PreTrainedModel
 
 from grpo_lightning.plugins.console.cluster import launch_internals as cluster_internals
 from grpo_lightning.plugins.console.display import help_internals as display_internals
@@ -39,18 +44,53 @@ def defined_names(tree: ast.AST) -> set[str]:
     return found
 
 
+OF_TORCH_AND_TRANSFORMERS = {
+    "engines/plain.py": "_is_stateful",
+    "engines/trial.py": "_attn_implementation",
+    "plugins/compute/fast/fast_compute.py": "_attn_implementation",
+    "plugins/compute/fast/products.py": "_linear_pointwise _forward_hooks _forward_pre_hooks _backward_hooks "
+    "_backward_pre_hooks",
+    "plugins/compute/planning/memory.py": "_attn_implementation _pytree _python_dispatch _subclasses",
+    "plugins/engines/native/linear_copies.py": "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",
+    "plugins/engines/native/native.py": "_attn_implementation",
+    "plugins/engines/native/shared_prompts.py": "_scaled_dot_product_flash_attention_for_cpu",
+    "plugins/engines/vllm/guest.py": "_update_default_pg",
+    "plugins/methods/distillation/states.py": "_parameters",
+    "policy/compute.py": "_attn_implementation",
+    "policy/sharding.py": "_forward_hooks _forward_pre_hooks",
+}
+"""The private names that are used where models are, by file."""
+
+
 def test_no_private_part_of_a_library_is_used_elsewhere() -> None:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    own = {
-        name for path, tree in trees.items() if not path.name.endswith("internals.py") for name in defined_names(tree)
-    }
+    outside = {path: tree for path, tree in trees.items() if not path.name.endswith("internals.py")}
+    defined = {name for tree in outside.values() for name in defined_names(tree)}
     overridden = {name for names in OVERRIDDEN.values() for name in names}
     # Public but for their names: os._exit, and what every named tuple has.
     public = {"_exit", "_asdict", "_field_defaults", "_fields", "_make", "_replace"}
-    folders = {"training", "callbacks", "command", "cluster", "display", "mistakes"}
-    for path, tree in trees.items():
-        if not path.name.endswith("internals.py") and (path.parent.name in folders or path.name == "cli.py"):
-            assert private_names(tree) - own - overridden - public == set(), path
+    private = {
+        path.relative_to(PACKAGE).as_posix(): private_names(tree) - defined - overridden - public
+        for path, tree in outside.items()
+    }
+    assert {path: names for path, names in private.items() if names} == {
+        path: {*names.split()} for path, names in OF_TORCH_AND_TRANSFORMERS.items()
+    }
+
+
+def test_the_private_names_of_torch_and_transformers_are_there() -> None:
+    places: list[Any] = [
+        PreTrainedModel,
+        PretrainedConfig(),
+        torch.nn.Linear(1, 1),
+        torch.ops.mkldnn,
+        torch.ops.aten,
+        torch.utils,
+        torch,
+        distributed_c10d,
+    ]
+    names = {name for names in OF_TORCH_AND_TRANSFORMERS.values() for name in names.split()}
+    assert {name for name in names if not any(hasattr(place, name) for place in places)} == set()
 
 
 def test_what_is_overridden_is_there() -> None:

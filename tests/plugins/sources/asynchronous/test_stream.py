@@ -1,4 +1,4 @@
-"""FullyAsynchronous: with a staleness of one step it is OneStepOffPolicy; with more, weights come while servers draw, and nothing is lost."""
+"""With a staleness of one step FullyAsynchronous is OneStepOffPolicy; with more, weights come while servers sample."""
 
 from functools import partial
 from pathlib import Path
