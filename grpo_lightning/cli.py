@@ -224,7 +224,13 @@ def run_rank(args: Sequence[str] | None = None) -> None:
 def command_line(command: str) -> type[GRPOCLI]:
     """Returns the class that reads the options of a command."""
     planning = optional("plugins.compute.planning.plan_report:Planning") if command == "plan" else None
-    return type("PlanCLI", (planning, GRPOCLI), {}) if planning else GRPOCLI
+    if planning is None:
+        return GRPOCLI
+
+    class PlanCLI(planning, GRPOCLI):  # type: ignore[misc, valid-type]
+        """The command line of `grpo plan`."""
+
+    return PlanCLI
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:
