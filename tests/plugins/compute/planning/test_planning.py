@@ -101,6 +101,14 @@ def test_only_an_adapter_has_gradients_and_optimizer_state(quick: None) -> None:
     assert (rows["gradients"][2], rows["optimizer"][0]) == (4 * ADAPTER, 8 * ADAPTER)
 
 
+def test_pieces_of_the_heap_are_counted_for_an_adapter_on_a_cpu(quick: None) -> None:
+    def pieces(kind: str, adapter: LoRA | None) -> tuple[float, ...]:
+        return bytes_of(plan_of(Devices(kind), policy=unread(adapter=adapter))).get("pieces of the heap", ())
+
+    assert pieces("cpu", LoRA(rank=4)) == (0, 0, 0.6 * 360_000)
+    assert pieces("cuda", LoRA(rank=4)) == pieces("cpu", None) == ()
+
+
 def test_copies_for_sampling_are_counted(quick: None) -> None:
     linear = PARAMETERS - 64 * 32 - 5 * 32  # the head, but neither the embedding nor the norms
     adapted = unread(dtype="bfloat16", adapter=LoRA(rank=4))
