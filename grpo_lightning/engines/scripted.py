@@ -9,12 +9,12 @@ from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
 
 
 class ScriptedEngine(RolloutEngine):
-    """Completions from a function. For tests, and to try rewards without a model that can answer.
+    """Returns completions that a function writes. For tests, and to try rewards without a model that can answer.
 
-    Their log-probs are unknown and are compared with nothing.
+    The log-probs of its completions are unknown, and are compared with nothing.
 
     Args:
-        script: From a request and the text that it completes to the completion's text. `Request.prompt_id` and
+        script: Maps a request and the text that it completes to the completion's text. `Request.prompt_id` and
             `Request.sample` tell the prompts and the completions of a group apart.
     """
 
@@ -23,10 +23,11 @@ class ScriptedEngine(RolloutEngine):
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         assert self.policy is not None, "call sync(policy) first"
-        tokenizer, stop = self.policy.tokenizer, min(self.policy.stop_ids)
+        tokenizer = self.policy.tokenizer
+        stop_id = min(self.policy.stop_ids)
         stops = StopStrings(self.policy, sampling.stop)
         for index, request in enumerate(requests):
             text = self.script(request, str(tokenizer.decode(request.token_ids)))
-            token_ids = [*tokenizer.encode(text, add_special_tokens=False), stop]
+            token_ids = [*tokenizer.encode(text, add_special_tokens=False), stop_id]
             reason = FinishReason.STOP if len(token_ids) <= sampling.max_new_tokens else FinishReason.LENGTH
             yield index, stops.cut(Completion(token_ids[: sampling.max_new_tokens], None, reason))
