@@ -59,7 +59,7 @@ class Chat:
         system: System turn; empty leaves it out.
         variables: Further variables of the template, such as `{"enable_thinking": False}`.
         key: The setting that turns the chat template on, for messages.
-        fix: The advice at the end of messages.
+        advice: The advice at the end of messages.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Chat:
         system: str = "",
         variables: Mapping[str, Any] | None = None,
         key: str = "chat=true",
-        fix: str = "set chat=false",
+        advice: str = "set chat=false",
     ) -> None:
         if not tokenizer.chat_template:
-            raise UsageError(f"{key}: the tokenizer {tokenizer.name_or_path} has no chat template; {fix}")
+            raise UsageError(f"{key}: the tokenizer {tokenizer.name_or_path} has no chat template; {advice}")
         self.tokenizer = tokenizer
         self.variables = variables or {}
         self.refusal = f"{key}: the chat template of the model"
-        self.advice = fix
+        self.advice = advice
         self.system = [Message(role="system", content=system)] if system else []
 
         # Does the template write a question, with the system turn?
@@ -86,7 +86,7 @@ class Chat:
                 f"data.system={system!r}: the chat template of the model takes no system turn ({fault}); "
                 "leave data.system empty and write its text into data.template"
             )
-        require(not fault, f"{self.refusal} refuses this ({fault}); {fix}")
+        require(not fault, f"{self.refusal} refuses this ({fault}); {advice}")
 
     def _adapt(self, messages: Sequence[Message]) -> str:
         """Finds the roles whose content is a list of parts.

@@ -89,8 +89,11 @@ class WorkerPool:
         """Returns the outcome of `function`, named as for `load`, for each task, in order. Tasks run in parallel.
 
         A task is made of JSON values. A list holds the arguments. A dict becomes one argument with these attributes,
-        and `{"samples": [...]}` becomes a list of such objects. Raises LoadError where the function cannot be imported, and
-        Closed where another thread has closed the pool.
+        and `{"samples": [...]}` becomes a list of such objects.
+
+        Raises:
+            LoadError: A worker cannot import the function.
+            Closed: Another thread has closed the pool.
         """
         return self._run(function, tasks) if tasks else []
 

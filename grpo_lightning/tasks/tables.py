@@ -189,7 +189,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 def _text_of(content: Any) -> str:
     """Returns the text of a message's content, which may be a list of parts with a text each."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(text_part["text"] for text_part in content)
 
 
 def is_missing(cell: Any) -> bool:
