@@ -13,8 +13,10 @@ from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
 
-Drawn = Generator[tuple[int, Completion], None, None]
+Completions = Generator[tuple[int, Completion], None, None]
 """Yields the index of each request and its completion, in the order in which the completions end."""
+Drawn = Completions
+"""The name of `Completions` in engines that were written for version 0.2."""
 
 
 class RolloutEngine(ABC):
@@ -125,7 +127,7 @@ class RolloutEngine(ABC):
         yield
 
     @abstractmethod
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         """Samples one completion per request, and yields its index and the completion as soon as it has ended.
 
         The random number of a token depends only on `key`, `prompt_id`, `sample` and the token's position. A completion

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.engine import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -59,14 +59,14 @@ class PlainEngine(RolloutEngine):
                     return
         raise trial.refusal("PlainEngine", policy, fault, "another model")
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         assert self.policy is not None, "call sync(policy) first"
         return self._decode(self.policy, requests, sampling, key, StopStrings(self.policy, sampling.stop))
 
     @torch.no_grad()
     def _decode(
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
-    ) -> Drawn:
+    ) -> Completions:
         # Prompts of similar length need little padding, and equal ones stand side by side.
         order = sorted(
             range(len(requests)), key=lambda index: (len(requests[index].token_ids), requests[index].token_ids)

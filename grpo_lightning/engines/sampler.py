@@ -14,7 +14,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, RandomKey, Request, Sample
 
-Drawn = Generator[tuple[int, Sample], None, None]
+Samples = Generator[tuple[int, Sample], None, None]
 """Yields the index of each sample, group after group, and the sample, in the order in which the samples end."""
 
 
@@ -30,7 +30,7 @@ class Sampler(ABC):
         group_size: int,
         sampling: Sampling,
         key: RandomKey,
-    ) -> Drawn:
+    ) -> Samples:
         """Yields the index of each of `group_size` samples per prompt, and the sample, as soon as it has ended.
 
         Without prompts it yields nothing, and does not call the engine.
@@ -67,7 +67,7 @@ class SingleTurn(Sampler):
         group_size: int,
         sampling: Sampling,
         key: RandomKey,
-    ) -> Drawn:
+    ) -> Samples:
         if not prompts:
             return
         with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as completions:

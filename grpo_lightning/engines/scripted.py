@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from grpo_lightning.engines.engine import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
@@ -21,7 +21,7 @@ class ScriptedEngine(RolloutEngine):
     def __init__(self, script: Callable[[Request, str], str]) -> None:
         self.script = script
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         assert self.policy is not None, "call sync(policy) first"
         tokenizer = self.policy.tokenizer
         stop_id = min(self.policy.stop_ids)
