@@ -57,7 +57,7 @@ class Sampler(ABC):
 
 
 class SingleTurn(Sampler):
-    """Samples one completion per sample, which no environment answers."""
+    """Makes samples of one completion each, without an environment."""
 
     def draw(
         self,

@@ -121,7 +121,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 def cumulative(probability: Tensor) -> Tensor:
     """[B, V] cumulative sums of the probabilities; float64 where CUDA must be deterministic."""
-    # CUDA has no deterministic cumulative sum of floats, and raises if `trainer.deterministic: true` asks for one.
+    # CUDA has no deterministic cumulative sum of floats, and raises under `trainer.deterministic: true`.
     must_be_exact = probability.is_cuda and torch.are_deterministic_algorithms_enabled()
     return fixed_point_cumsum(probability) if must_be_exact else probability.cumsum(-1)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Machine(Protocol):
-    """The device or the ranks that an update runs on, as far as the update needs them; Lightning's trainer is one."""
+    """The device or the ranks that an update runs on. The trainer of Lightning has this interface."""
 
     def backward(self, objective: Tensor) -> None:
         """Adds the gradient of minus `objective`, which is a sum over ranks, to the weights' gradients."""

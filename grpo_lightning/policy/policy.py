@@ -42,7 +42,7 @@ class Policy(nn.Module):
         dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
             with the trainer's `precision: bf16-mixed`.
         float32_head: Compute logits in float32 where the rest computes in 16 bits, in sampling and in updates alike. In
-            bfloat16 a logit of 16 or more is a multiple of 0.125. vLLM keeps its own head.
+            bfloat16 a logit of 16 or more is a multiple of 0.125. Engines of other libraries keep their head.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
@@ -133,7 +133,7 @@ class Policy(nn.Module):
         self._take(self._read_weights())
 
     def _take(self, model: PreTrainedModel) -> None:
-        """Makes `model` the one that is trained; raises UsageError if it cannot be trained."""
+        """Makes `model` the policy's model; raises UsageError if it cannot be trained."""
         if self.adapter is not None:
             self.base = fingerprint(model)
         self.prepare(model)

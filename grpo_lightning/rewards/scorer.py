@@ -34,7 +34,7 @@ class Scorer:
     def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5, correct: str | None = None) -> None:
         rewards = [as_reward(reward) for reward in rewards]
         names = [reward.name for reward in rewards]
-        require(bool(names), "rewards=[]: give at least one, e.g. rewards: [{class_path: MathVerifier}]")
+        require(bool(names), "rewards=[]: give at least one, e.g. rewards: [my_rewards.shorter]")
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
         require(0 <= max_failed <= 1, f"model.guard.max_failed_rewards={max_failed}: give a fraction from 0 to 1")

@@ -11,7 +11,7 @@ from grpo_lightning.types import Question, Stateful
 class QuestionOrder(Stateful, ABC):
     """The order of the training questions. Every rank makes the same calls, with the rewards of all ranks.
 
-    Its state also holds questions that are asked and not observed yet. It may be loaded from another order's state.
+    Its state also holds questions that are asked and not observed yet. The state of another order may be loaded too.
     """
 
     questions: Sequence[Question]
