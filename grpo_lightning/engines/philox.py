@@ -16,7 +16,7 @@ WORDS = 4
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds over four 32-bit words in int64 tensors that broadcast -> four tensors of 32-bit words."""
+    """Four int64 tensors of 32-bit words: four such tensors, which broadcast, after ten rounds with `key`."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -28,16 +28,21 @@ def philox(
     return c0, c1, c2, c3
 
 
-def uniforms(key: RandomKey, prompt: Tensor, sample: Tensor, first: Tensor, count: int) -> Tensor:
-    """[B, count] float32 uniform numbers in [0, 1) for the `count` positions from `first` on of each completion.
+def uniforms(key: RandomKey, prompt_id: Tensor, sample: Tensor, start: Tensor, count: int) -> Tensor:
+    """[B, count] float32 uniform numbers in [0, 1) for `count` positions of each completion.
 
-    They are those of sample number `sample` [B] of the prompt with the id `prompt` [B]; `first` is [B], all int64.
+    Args:
+        key: Seed of the run and exploration step.
+        prompt_id: [B] int64 id of each completion's prompt.
+        sample: [B] int64 index of each completion in its group.
+        start: [B] int64 position of each completion's first token.
+        count: Number of positions.
     """
-    # One block holds the numbers of `WORDS` positions; a completion may begin inside one.
+    # One block holds the numbers of `WORDS` positions; a completion may begin inside a block.
     num_blocks = (count + 2 * WORDS - 2) // WORDS
-    blocks = (first // WORDS)[:, None] + torch.arange(num_blocks, device=prompt.device)
-    counter = (blocks, sample[:, None], (prompt & _MASK)[:, None], ((prompt >> 32) & _MASK)[:, None])
+    blocks = (start // WORDS)[:, None] + torch.arange(num_blocks, device=prompt_id.device)
+    counter = (blocks, sample[:, None], (prompt_id & _MASK)[:, None], ((prompt_id >> 32) & _MASK)[:, None])
     words = torch.stack(philox(counter, (key.seed & _MASK, key.step & _MASK)), dim=-1).flatten(1)
-    wanted = (first % WORDS)[:, None] + torch.arange(count, device=prompt.device)
+    word_index = (start % WORDS)[:, None] + torch.arange(count, device=prompt_id.device)
     # The upper 24 bits are exact in float32.
-    return (words.gather(1, wanted) >> 8).float() * 2.0**-24
+    return (words.gather(1, word_index) >> 8).float() * 2.0**-24

@@ -1,4 +1,4 @@
-"""Decoding as it is defined: read the prompts, then draw a token per row, pass it on, and drop the rows that ended."""
+"""Decoding as it is defined: read the prompts, sample a token per row, pass it on, and drop the rows that ended."""
 
 import inspect
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.engine import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -34,18 +34,23 @@ class PlainEngine(RolloutEngine):
     def __init__(self, max_rows: int = 1024, max_tokens: int = 16384, check_every: int = 8) -> None:
         if max_rows < 1 or max_tokens < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, max_tokens={max_tokens}, check_every={check_every}: give 1 or more")
-        self.max_rows, self.max_tokens, self.check_every = max_rows, max_tokens, check_every
-        self._max_read: int | None = max_tokens  # None for a model that must read its prompts whole, by `check`
+        self.max_rows = max_rows
+        self.max_tokens = max_tokens
+        self.check_every = check_every
+        self._max_read: int | None = max_tokens
+        """Tokens of prompts read together; `check` sets it to None for a model that must read its prompts whole."""
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
+        # In the trial no token ends a completion.
         endless = StopStrings(policy, [])
         endless.ids = frozenset()
 
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
             engine = PlainEngine()
-            engine._max_read = self._max_read and 4  # Two columns of two prompts.
-            drawn = engine._draw(policy, requests, sampling, RandomKey(), endless)
-            return [completion for _, completion in sorted(drawn)]
+            # Pieces of two columns of the trial's two prompts.
+            engine._max_read = self._max_read and 4
+            completions = engine._decode(policy, requests, sampling, RandomKey(), endless)
+            return [completion for _, completion in sorted(completions)]
 
         with policy.gathered():
             for max_read in (self.max_tokens, None):
@@ -54,71 +59,90 @@ class PlainEngine(RolloutEngine):
                     return
         raise trial.refusal("PlainEngine", policy, fault, "another model")
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         assert self.policy is not None, "call sync(policy) first"
-        return self._draw(self.policy, requests, sampling, key, StopStrings(self.policy, sampling.stop))
+        return self._decode(self.policy, requests, sampling, key, StopStrings(self.policy, sampling.stop))
 
     @torch.no_grad()
-    def _draw(
+    def _decode(
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
-    ) -> Drawn:
+    ) -> Completions:
         # Prompts of similar length need little padding, and equal ones stand side by side.
-        order = sorted(range(len(requests)), key=lambda row: (len(requests[row].token_ids), requests[row].token_ids))
-        for first in range(0, len(order), self.max_rows):
-            going = order[first : first + self.max_rows]
+        order = sorted(
+            range(len(requests)), key=lambda index: (len(requests[index].token_ids), requests[index].token_ids)
+        )
+        for start in range(0, len(order), self.max_rows):
+            # The request of each row that is decoded.
+            request_of_row = order[start : start + self.max_rows]
             with policy.evaluating():
-                rows = _Rows(policy, [requests[row] for row in going], sampling, key, self._max_read)
-            drawn: dict[int, tuple[list[int], list[float]]] = {row: ([], []) for row in going}
-            while going:
-                ended, seen = {}, rows.num_sampled
+                rows = _Rows(policy, [requests[index] for index in request_of_row], sampling, key, self._max_read)
+            sampled: dict[int, tuple[list[int], list[float]]] = {index: ([], []) for index in request_of_row}
+
+            while request_of_row:
+                num_checked = rows.num_sampled
                 with policy.evaluating():
                     columns = rows.decode(self.check_every)
-                for row, token_ids, logp in zip(going, *columns, strict=True):
-                    drawn[row][0].extend(token_ids)
-                    drawn[row][1].extend(logp)
-                    if completion := stops.ended(*drawn[row], seen, sampling.max_new_tokens):
-                        ended[row] = completion
-                yield from ended.items()
-                stay = [index for index, row in enumerate(going) if row not in ended]
-                if 0 < len(stay) < len(going):
-                    rows.keep(stay)
-                going = [going[index] for index in stay]
+
+                # Which completions have ended at one of the new positions?
+                completions = {}
+                for index, token_ids, logp in zip(request_of_row, *columns, strict=True):
+                    sampled[index][0].extend(token_ids)
+                    sampled[index][1].extend(logp)
+                    if completion := stops.ended(*sampled[index], num_checked, sampling.max_new_tokens):
+                        completions[index] = completion
+                yield from completions.items()
+
+                # Only the other rows are decoded further.
+                unfinished = [row for row, index in enumerate(request_of_row) if index not in completions]
+                if 0 < len(unfinished) < len(request_of_row):
+                    rows.keep(unfinished)
+                request_of_row = [request_of_row[row] for row in unfinished]
 
 
 class _Rows:
-    """Completions that are decoded together, a row of the cache each."""
+    """Completions that are decoded together, with a row of the cache each."""
 
     def __init__(
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, max_tokens: int | None
     ) -> None:
-        self.policy, self.sampling, self.num_sampled = policy, sampling, 0
+        self.policy = policy
+        self.sampling = sampling
+        self.num_sampled = 0
         self.cache_name = cache_name(policy.trunk)
         self.takes_position = "position_ids" in inspect.signature(policy.trunk.forward).parameters
         self.cache: Any = None
         self.logits = torch.empty(0)
-        device, prompts = policy.device, [tuple(request.token_ids) for request in requests]
+
+        device = policy.device
         keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=device)
         self.uniform = uniforms(key, keys[:, 0], keys[:, 1], keys[:, 2], sampling.max_new_tokens)
-        index = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-        self.width = max(map(len, index))
-        ids = torch.tensor([[0] * (self.width - len(prompt)) + [*prompt] for prompt in index], device=device)
-        seen = torch.tensor([[0] * (self.width - len(prompt)) + [1] * len(prompt) for prompt in index], device=device)
-        self.mask = pad(seen, (0, sampling.max_new_tokens), value=1)
+
+        # Each different prompt is one row here, padded on the left.
+        prompts = [tuple(request.token_ids) for request in requests]
+        row_by_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+        self.width = max(map(len, row_by_prompt))
+        padding = [[0] * (self.width - len(prompt)) for prompt in row_by_prompt]
+        pairs = list(zip(padding, row_by_prompt, strict=True))
+        ids = torch.tensor([[*zeros, *prompt] for zeros, prompt in pairs], device=device)
+        attention_mask = torch.tensor([zeros + [1] * len(prompt) for zeros, prompt in pairs], device=device)
+        self.mask = pad(attention_mask, (0, sampling.max_new_tokens), value=1)
+
+        # The prompts are read piece by piece, and then copied to the rows of their completions.
         size = self.width if max_tokens is None else max(1, max_tokens // len(ids))
-        for first in range(0, self.width, size):
-            self._forward(ids[:, first : first + size], min(first + size, self.width))
-        self.token = self._take([index[prompt] for prompt in prompts])
+        for start in range(0, self.width, size):
+            self._forward(ids[:, start : start + size], min(start + size, self.width))
+        self.token = self._take([row_by_prompt[prompt] for prompt in prompts])
 
     def decode(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Draws up to `count` tokens per row. Returns the tokens and their log-probs, row by row."""
-        drawn = []
+        """Samples up to `count` tokens per row. Returns the tokens and their log-probs, row by row."""
+        columns = []
         for _ in range(min(count, self.sampling.max_new_tokens - self.num_sampled)):
             if self.num_sampled:
                 self._forward(self.token[:, None], self.width + self.num_sampled)
             self.token, logp = draw(self.logits, self.uniform[:, self.num_sampled], self.sampling)
             self.num_sampled += 1
-            drawn.append((self.token, logp))
-        tokens, logps = (torch.stack(column, 1).tolist() for column in zip(*drawn, strict=True))
+            columns.append((self.token, logp))
+        tokens, logps = (torch.stack(column, 1).tolist() for column in zip(*columns, strict=True))
         return tokens, logps
 
     def keep(self, rows: list[int]) -> None:
@@ -134,14 +158,15 @@ class _Rows:
         return index
 
     def _forward(self, ids: Tensor, length: int) -> None:
-        """Passes on [r, T] tokens, whose columns end at `length`; finds the logits [r, V] of what follows."""
+        """Passes on [r, T] tokens, whose columns end at `length`; sets the logits [r, V] of the next token."""
         mask = self.mask[:, :length]
         position = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        # The cache of Mamba and its like has no columns: the mask is for the new tokens alone.
         is_recurrent = self.policy.model._is_stateful and not self.takes_position
-        if self.cache_name == "cache_params" or is_recurrent:  # Mamba's cache has no columns.
+        if self.cache_name == "cache_params" or is_recurrent:
             mask = mask[:, -ids.shape[1] :]
-        where = {"position_ids": position} if self.takes_position else {}
-        inputs = {self.cache_name: self.cache, "attention_mask": mask, **where}
+        position_args = {"position_ids": position} if self.takes_position else {}
+        inputs = {self.cache_name: self.cache, "attention_mask": mask, **position_args}
         output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
         self.logits = self.policy.logits(output.last_hidden_state[:, -1])
         self.cache = output[self.cache_name]

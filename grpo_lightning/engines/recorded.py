@@ -27,7 +27,7 @@ def check_late(old_policy: PolicySnapshot, correction: Correction, sampling: Sam
 def check_recorded(
     rollouts: Rollouts, is_late: bool, old_policy: PolicySnapshot, correction: Correction, sampling: Sampling
 ) -> None:
-    """Raises UsageError where something reads log-probs that nobody recorded, or that a filter changed."""
+    """Raises UsageError where something reads log-probs that no engine recorded, or that a filter changed."""
     if is_late:
         check_late(old_policy, correction, sampling)
     is_missing = rollouts.sampler_logp is None and len(rollouts) > 0

@@ -14,12 +14,12 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, RandomKey, Request, Sample
 
-Drawn = Generator[tuple[int, Sample], None, None]
-"""Yields the index of each sample, group after group, and the sample, in the order in which they end."""
+Samples = Generator[tuple[int, Sample], None, None]
+"""Yields the index of each sample, group after group, and the sample, in the order in which the samples end."""
 
 
 class Sampler(ABC):
-    """Makes samples of prompts by an engine: each of one turn, or of several with somebody who answers."""
+    """Makes samples of prompts with an engine: of one turn each, or of several turns with an environment."""
 
     @abstractmethod
     def draw(
@@ -30,18 +30,26 @@ class Sampler(ABC):
         group_size: int,
         sampling: Sampling,
         key: RandomKey,
-    ) -> Drawn:
+    ) -> Samples:
         """Yields the index of each of `group_size` samples per prompt, and the sample, as soon as it has ended.
 
-        Nothing is yielded, and the engine is not asked, where there are no prompts.
+        Without prompts it yields nothing, and does not call the engine.
+
+        Args:
+            engine: Samples the completions.
+            policy: Its tokenizer decodes them.
+            prompts: A group is sampled for each.
+            group_size: Completions per prompt.
+            sampling: The distribution to sample from, and what ends a completion.
+            key: Seed of the run and exploration step.
         """
 
     @abstractmethod
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
-        """The rollouts of samples, group after group."""
+        """Returns the rollouts of samples, group after group."""
 
     def longest(self, sampling: Sampling) -> int:
-        """The most tokens that can be drawn for one sample."""
+        """Returns the largest number of tokens that the policy can sample in one sample."""
         return sampling.max_new_tokens
 
     def close(self) -> None:
@@ -49,7 +57,7 @@ class Sampler(ABC):
 
 
 class SingleTurn(Sampler):
-    """A completion per sample, and nobody answers."""
+    """Makes samples of one completion each, without an environment."""
 
     def draw(
         self,
@@ -59,21 +67,27 @@ class SingleTurn(Sampler):
         group_size: int,
         sampling: Sampling,
         key: RandomKey,
-    ) -> Drawn:
+    ) -> Samples:
         if not prompts:
             return
-        with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as drawn:
-            for row, one in drawn:
-                prompt, text = prompts[row // group_size], text_of(one, policy.tokenizer)
-                made = Sample(
-                    prompt, text, one.token_ids, one.finish_reason, one.stop_string, None, one.logp, one.versions
+        with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as completions:
+            for index, completion in completions:
+                sample = Sample(
+                    prompts[index // group_size],
+                    text_of(completion, policy.tokenizer),
+                    completion.token_ids,
+                    completion.finish_reason,
+                    completion.stop_string,
+                    None,
+                    completion.logp,
+                    completion.versions,
                 )
-                yield row, made
+                yield index, sample
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
         return Rollouts.from_lists(
             prompts=[sample.prompt.token_ids for sample in samples[::group_size]],
-            group=[row // group_size for row in range(len(samples))],
+            group=[index // group_size for index in range(len(samples))],
             completions=[sample.token_ids for sample in samples],
             truncated=torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
             columns={"sampler_logp": sampler_logp([sample.logp for sample in samples])},

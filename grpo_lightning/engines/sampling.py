@@ -1,4 +1,4 @@
-"""How a token is drawn from logits: temperature, filters, and the inverse of the cumulative distribution."""
+"""Sampling a token from logits: temperature, filters, and the inverse of the cumulative distribution."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ from grpo_lightning.types import BROKEN, UsageError, at_least, require
 
 @dataclass
 class Sampling:
-    """The distribution that completions are drawn from.
+    """The distribution that completions are sampled from.
 
     Args:
         max_new_tokens: Longest completion in tokens, stop token included. One that is cut off there is truncated.
@@ -19,15 +19,21 @@ class Sampling:
         top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
         min_p: Keep the tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
         stop: Strings that end a completion, beside the model's stop tokens. The text ends with the string, the tokens
-            with the one that completes it. A special token, such as `<|im_end|>`, may stand here too.
+            with the token that completes it. A special token, such as `<|im_end|>`, may stand here too.
     """
 
     max_new_tokens: int = 256
+    """Longest completion in tokens, at least 1."""
     temperature: float = 1.0
+    """Divisor of the logits; 0 is greedy decoding."""
     top_k: int = 0
+    """Number of likeliest tokens to keep; 0 keeps all."""
     top_p: float = 1.0
+    """Probability that the tokens to keep reach together; 1 keeps all."""
     min_p: float = 0.0
+    """Smallest fraction of the likeliest token's probability to keep; 0 keeps all."""
     stop: list[str] = field(default_factory=list)
+    """Strings that end a completion."""
 
     def __post_init__(self) -> None:
         at_least("sampling.max_new_tokens", self.max_new_tokens, 1)
@@ -49,16 +55,16 @@ class Sampling:
 
     @property
     def unfiltered(self) -> bool:
-        """True if every token can be drawn, so that the sampler's log-probs are those of the policy."""
+        """True if every token can be sampled, so that the sampler's log-probs are the policy's."""
         return not self.greedy and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
 
 
 @dataclass
 class ValidationSampling:
-    """What validation, test and prediction draw otherwise than training. None leaves the value of `model.sampling`.
+    """Sampling overrides for validation, test and prediction. None leaves the value of `model.sampling`.
 
     Args:
-        max_new_tokens: Longest completion in tokens, of the greedy one too.
+        max_new_tokens: Longest completion in tokens, the greedy completion included.
         temperature: Divides the logits. 0 makes all completions greedy, and so the same.
         top_k: Keep the k likeliest tokens; 0 keeps all.
         top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
@@ -67,25 +73,31 @@ class ValidationSampling:
     """
 
     max_new_tokens: int | None = None
+    """Longest completion in tokens, at least 1."""
     temperature: float | None = None
+    """Divisor of the logits; 0 is greedy decoding."""
     top_k: int | None = None
+    """Number of likeliest tokens to keep; 0 keeps all."""
     top_p: float | None = None
+    """Probability that the tokens to keep reach together; 1 keeps all."""
     min_p: float | None = None
+    """Smallest fraction of the likeliest token's probability to keep; 0 keeps all."""
     stop: list[str] | None = None
+    """Strings that end a completion."""
 
     def over(self, sampling: Sampling) -> Sampling:
-        """The sampling of validation, where training has `sampling`."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        """Returns the sampling of validation, where training has `sampling`."""
+        overrides = {name: value for name, value in vars(self).items() if value is not None}
         try:
-            return replace(sampling, **given)
+            return replace(sampling, **overrides)
         except UsageError as error:
             raise UsageError(f"validation.{error}") from error
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """[B] int64 tokens and [B] float32 log-probs of them, from [B, V] logits and [B] uniform numbers in [0, 1).
+    """[B] int64 tokens and their [B] float32 log-probs, from [B, V] logits and [B] uniform numbers in [0, 1).
 
-    The log-probs are those after temperature and filters; of greedy decoding those at temperature 1.
+    The log-probs are taken after temperature and filters; with greedy decoding, at temperature 1.
     """
     logits = logits.float()
     if sampling.greedy:
@@ -109,7 +121,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 def cumulative(probability: Tensor) -> Tensor:
     """[B, V] cumulative sums of the probabilities; float64 where CUDA must be deterministic."""
-    # CUDA has no deterministic cumulative sum of floats, and raises if `trainer.deterministic: true` asks for one.
+    # CUDA has no deterministic cumulative sum of floats, and raises under `trainer.deterministic: true`.
     must_be_exact = probability.is_cuda and torch.are_deterministic_algorithms_enabled()
     return fixed_point_cumsum(probability) if must_be_exact else probability.cumsum(-1)
 
@@ -128,8 +140,8 @@ def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
         probability = logits.softmax(-1)
         keep &= probability >= sampling.min_p * probability.amax(-1, keepdim=True)
     if sampling.top_p < 1:
-        # Among the tokens left, keep those with less than top_p before them: the likeliest always stays.
+        # A token stays if the likelier tokens have less than top_p together: so the likeliest always stays.
         probability, order = logits.masked_fill(~keep, -torch.inf).softmax(-1).sort(descending=True, stable=True)
-        inside = cumulative(probability) - probability < sampling.top_p
-        keep &= torch.zeros_like(keep).scatter(-1, order, inside)
+        is_inside = cumulative(probability) - probability < sampling.top_p
+        keep &= torch.zeros_like(keep).scatter(-1, order, is_inside)
     return logits.masked_fill(~keep, -torch.inf)

@@ -12,22 +12,22 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import Completion, Request, UsageError
 
 Decode = Callable[[Sequence[Request], Sampling], list[Completion]]
-"""Requests and sampling in, completions out; no token ends one."""
+"""Requests and sampling in, completions out; no token ends a completion."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.12}
 """Largest mean difference in nats that rounding explains, by the type of the products. In bfloat16 0.04 is usual."""
 
 
 def compute_dtype(policy: Policy) -> torch.dtype:
-    """The type of matrix products, and of the cache: that of autocast where it is on, else of the weights."""
+    """Returns the type of matrix products and of the cache: autocast's where it is on, else the type of the weights."""
     kind = policy.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else policy.model.dtype
 
 
 def fault(policy: Policy, decode: Decode, dtype: torch.dtype | None = None) -> str:
-    """The reason why `decode` is wrong, in a few words; empty if it is right.
+    """Returns the reason why `decode` is wrong, in a few words; empty if it is right.
 
-    Under autocast, whose rounding hides errors, float32 is tried as well, unless `decode` has products of a `dtype`.
+    Under autocast, whose rounding hides errors, float32 is tried as well, unless `decode` multiplies in a `dtype`.
     """
     kind = policy.device.type
     attention = str(policy.text_config._attn_implementation)
@@ -44,7 +44,7 @@ def fault(policy: Policy, decode: Decode, dtype: torch.dtype | None = None) -> s
     for context in contexts:
         with context:
             try:
-                off = gap(policy, decode)
+                difference = gap(policy, decode)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -52,20 +52,22 @@ def fault(policy: Policy, decode: Decode, dtype: torch.dtype | None = None) -> s
             products = dtype or compute_dtype(policy)
         tf32 = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
         tolerance = TOLERANCES[torch.float16 if products == torch.float32 and tf32 else products]
-        if not off.mean() <= tolerance or not off.max() <= 8 * tolerance:
-            return f"its log-probs would be off by {float(off.max()):.2g}"
+        # Written with `not`, so that NaN is refused too.
+        if not difference.mean() <= tolerance or not difference.max() <= 8 * tolerance:
+            return f"its log-probs would be off by {float(difference.max()):.2g}"
     return ""
 
 
 def refusal(engine: str, policy: Policy, reason: str, instead: str) -> UsageError:
-    """The error for a policy that an engine cannot decode."""
+    """Returns the error for a policy that an engine cannot decode."""
     name = type(policy.model).__name__
     return UsageError(f"model.engine={engine} cannot decode {name} ({reason}): use {instead}")
 
 
 @torch.no_grad()
 def gap(policy: Policy, decode: Decode) -> Tensor:
-    """[tokens] differences in nats between the log-probs of `decode` and those of a plain forward, on every rank."""
+    """[tokens] differences in nats between the log-probs of `decode` and of a plain forward, on every rank."""
+    # Two prompts of a few tokens, two completions each, within the context.
     special = {*policy.stop_ids, policy.text_config.pad_token_id}
     vocabulary = policy.text_config.vocab_size
     ids = [token for token in (index * 7 % vocabulary for index in range(vocabulary)) if token not in special]

@@ -25,8 +25,8 @@ class LoRA:
     the first policy is the model itself. Gradients, optimizer state and checkpoints shrink to a hundredth or so, and
     the reference costs nothing. Learning rates are about ten times those of all weights: 1e-5 to 3e-4.
 
-    PEFT makes it (`pip install 'grpo-lightning[peft]'`). The matrices are float32 whatever the type of the weights. A
-    subclass that overrides `config` trains what else PEFT adds to layers.
+    PEFT makes the matrices (`pip install 'grpo-lightning[peft]'`). They are float32 with weights of any type. A
+    subclass that overrides `config` trains other adapters of PEFT.
 
     Args:
         rank: Rows of A and columns of B.
@@ -47,59 +47,66 @@ class LoRA:
     ) -> None:
         at_least("model.policy.adapter.rank", rank, 1)
         require(alpha > 0, f"model.policy.adapter.alpha={alpha}: give more than 0, such as twice the rank")
-        self.rank, self.alpha, self.target_modules = rank, alpha, target_modules
-        self.dora, self.rslora = dora, rslora
+        self.rank = rank
+        self.alpha = alpha
+        self.target_modules = target_modules
+        self.dora = dora
+        self.rslora = rslora
 
     def check(self) -> None:
         """Raises UsageError where PEFT is missing."""
-        is_there, install = find_spec("peft") is not None, "pip install 'grpo-lightning[peft]'"
-        require(is_there, f"model.policy.adapter: it needs peft, which is not installed. {install}")
+        if find_spec("peft") is None:
+            raise UsageError(
+                "model.policy.adapter: it needs peft, which is not installed. pip install 'grpo-lightning[peft]'"
+            )
 
     def config(self) -> "PeftConfig":
-        """The adapter as PEFT describes it."""
+        """Returns the adapter in PEFT's description."""
         from peft import LoraConfig
 
-        kind: Any = {"lora_alpha": self.alpha, "use_dora": self.dora, "use_rslora": self.rslora}
-        return LoraConfig(r=self.rank, target_modules=self.target_modules, task_type="CAUSAL_LM", **kind)
+        options: Any = {"lora_alpha": self.alpha, "use_dora": self.dora, "use_rslora": self.rslora}
+        return LoraConfig(r=self.rank, target_modules=self.target_modules, task_type="CAUSAL_LM", **options)
 
     def add(self, model: PreTrainedModel) -> None:
-        """Adds the trained tensors, drawn from the global generator, to the layers of `model`; freezes all else."""
+        """Adds the trained tensors, sampled with the global generator, to layers of `model`; freezes all others."""
         self.check()
         from peft import inject_adapter_in_model
 
-        key, name = f"model.policy.adapter.target_modules={self.target_modules}", type(model).__name__
+        key = f"model.policy.adapter.target_modules={self.target_modules}"
+        name = type(model).__name__
         try:
             with warnings.catch_warnings():
-                # PEFT finds out that GPT-2's layers are transposed; tied embeddings are refused below.
+                # PEFT sees by itself that GPT-2's layers are transposed; tied embeddings are refused below.
                 warnings.filterwarnings("ignore", "fan_in_fan_out is set to|Model has `tie_word_embeddings=True`")
                 inject_adapter_in_model(self.config(), model)
         except ValueError as error:
             raise UsageError(f"{key}: {first_line(error)}. Give all-linear, or names of layers of {name}") from error
         embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
-        tied = getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False)
-        if tied and any(layer in embeddings for layer in adapted_layers(model).values()):
+        is_tied = getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False)
+        if is_tied and any(layer in embeddings for layer in adapted_layers(model).values()):
             raise UsageError(
                 f"{key}: embedding and head of {name} share their weights, and could not be merged with an adapter on "
                 "one of them. Leave them out, as all-linear does"
             )
+        # bfloat16 would round most updates away.
         for parameter in model.parameters():
-            if parameter.requires_grad:  # bfloat16 would round most updates away.
+            if parameter.requires_grad:
                 parameter.data = parameter.data.float()
 
 
 def adapted_layers(model: PreTrainedModel) -> dict[str, Any]:
-    """The layers of PEFT in `model`, by their names in it."""
+    """Returns the layers of PEFT in `model`, by their names in it."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
 def save(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Writes the adapter of `model` alone, as PEFT reads it, for the model at the path or hub id `base`."""
+    """Writes only the adapter of `model`, as PEFT reads it, for the model at the path or hub id `base`."""
     from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(model, save_embedding_layers=False)
-    tensors = {f"base_model.model.{name}": value.contiguous() for name, value in found.items()}
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {f"base_model.model.{name}": value.contiguous() for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config: Any = copy.copy(model.peft_config["default"])
@@ -109,11 +116,11 @@ def save(model: PreTrainedModel, folder: Path, base: str) -> None:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short text that tells weights apart, but not float32 from bfloat16."""
+    """Returns a short text that differs between weights, but not between float32 and bfloat16."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.is_floating_point():
             flat = parameter.detach().flatten()
-            some = flat[:: max(1, flat.numel() // 16)][:16]
-            digest.update(some.bfloat16().view(torch.int16).cpu().numpy().tobytes())
+            probe = flat[:: max(1, flat.numel() // 16)][:16]
+            digest.update(probe.bfloat16().view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -9,23 +9,30 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import Message, UsageError, require
 
 DAY = date(2024, 7, 26)
-"""Today, for templates that write the date. A prompt follows from the configuration, and not from the clock: a run that
-goes on tomorrow sees the same prompts. It is the day that Llama 3's template writes where it has no clock."""
+"""The date of today for templates that write it. Prompts depend on the configuration and not on the clock, so that a
+run that goes on tomorrow sees the same prompts. Llama 3's template writes this day where it has no clock."""
 
 ROLES = ("system", "user", "assistant", "tool")
 LAYOUTS: Sequence[Sequence[str]] = ((), ROLES, ROLES[1:])
-"""The roles whose `content` is a list of parts, in the order in which this is tried: vision models read such a list."""
+"""Sets of roles whose `content` is a list of parts, as vision models read it, in the order of the trials."""
 
 
 def rendered(tokenizer: Any, messages: Sequence[Message], roles_of_parts: Sequence[str] = (), **options: Any) -> str:
-    """The messages in the chat template, where it is always `DAY`; those of `roles_of_parts` as lists of one part."""
+    """Returns the messages in the chat template, on the day `DAY`.
+
+    Args:
+        tokenizer: The tokenizer with the template.
+        messages: The turns, with text as content.
+        roles_of_parts: Roles whose content is written as a list of one part.
+        options: Further arguments of `apply_chat_template`.
+    """
     turns = []
     for turn in messages:
         parts = [{"type": "text", "text": turn["content"]}]
         turns.append(turn | {"content": parts} if turn["role"] in roles_of_parts else turn)
     template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
     if "strftime_now" in template:
-        # A macro in place of the clock. What follows keeps a line break at its beginning.
+        # A macro takes the place of the clock. The text behind it keeps a line break at its beginning.
         signs = {f"%{sign}": DAY.strftime(f"%{sign}") for sign in "aAbBcCdDeFgGhHIjmMnprRStTuUVwWxXyYzZ%"}
         replace = "".join(f" | replace('{sign}', '{text}')" for sign, text in ({"%-": "%"} | signs).items())
         template = f"{{% macro strftime_now(format) %}}{{{{ format{replace} }}}}{{% endmacro %}}{{{{ '' }}}}" + template
@@ -33,9 +40,9 @@ def rendered(tokenizer: Any, messages: Sequence[Message], roles_of_parts: Sequen
 
 
 def hidden(text: str, messages: Sequence[Message]) -> str | None:
-    """The first content that does not stand in a rendered text; a template may trim contents, and nothing else."""
+    """Returns the first content that is missing in a rendered text; a template may trim contents, and nothing else."""
     contents = [message["content"].strip() for message in messages]
-    # A list that is written as Python or JSON has it.
+    # A template that expects text writes a list of parts as Python or JSON would.
     mark = "'type': 'text'"
     is_list = text.replace('"', "'").count(mark) > "".join(contents).replace('"', "'").count(mark)
     return next((content for content in contents if is_list or content not in text), None)
@@ -50,9 +57,9 @@ class Chat:
     Args:
         tokenizer: With a chat template, which may read messages as text or as lists of parts.
         system: System turn; empty leaves it out.
-        variables: Further ones of the template, such as `{"enable_thinking": False}`.
-        key: The setting that asked for a chat, for messages.
-        fix: What to set instead, for messages.
+        variables: Further variables of the template, such as `{"enable_thinking": False}`.
+        key: The setting that turns the chat template on, for messages.
+        advice: The advice at the end of messages.
     """
 
     def __init__(
@@ -61,14 +68,17 @@ class Chat:
         system: str = "",
         variables: Mapping[str, Any] | None = None,
         key: str = "chat=true",
-        fix: str = "set chat=false",
+        advice: str = "set chat=false",
     ) -> None:
-        require(
-            bool(tokenizer.chat_template), f"{key}: the tokenizer {tokenizer.name_or_path} has no chat template; {fix}"
-        )
-        self.tokenizer, self.variables = tokenizer, variables or {}
-        self.refusal, self.fix = f"{key}: the chat template of the model", fix
+        if not tokenizer.chat_template:
+            raise UsageError(f"{key}: the tokenizer {tokenizer.name_or_path} has no chat template; {advice}")
+        self.tokenizer = tokenizer
+        self.variables = variables or {}
+        self.refusal = f"{key}: the chat template of the model"
+        self.advice = advice
         self.system = [Message(role="system", content=system)] if system else []
+
+        # Does the template write a question, with the system turn?
         probe = [Message(role="user", content="What is the question?")]
         fault = self._adapt(self.system + probe)
         if fault and system and not self._adapt(probe):
@@ -76,18 +86,22 @@ class Chat:
                 f"data.system={system!r}: the chat template of the model takes no system turn ({fault}); "
                 "leave data.system empty and write its text into data.template"
             )
-        require(not fault, f"{self.refusal} refuses this ({fault}); {fix}")
+        require(not fault, f"{self.refusal} refuses this ({fault}); {advice}")
 
     def _adapt(self, messages: Sequence[Message]) -> str:
-        """Finds the roles whose content is parts. Returns why messages cannot be written; empty if they can."""
+        """Finds the roles whose content is a list of parts.
+
+        Returns:
+            The reason why the template cannot write the messages; empty if it can.
+        """
         faults = []
         for self.roles_of_parts in LAYOUTS:
             try:
-                text, *others = {self._rendered(messages) for _ in range(8)}
-            except Exception as error:  # A template is a program, and raises what it likes.
+                text, *other_texts = {self._rendered(messages) for _ in range(8)}
+            except Exception as error:  # A template is a program, and raises exceptions of any class.
                 faults.append(first_line(error))
                 continue
-            if others:
+            if other_texts:
                 return "it writes something else each time"
             if hidden(text, messages) is None:
                 return ""
@@ -99,46 +113,55 @@ class Chat:
         return rendered(self.tokenizer, messages, self.roles_of_parts, **options)
 
     def text(self, messages: Sequence[Message], answer_prefix: str = "") -> str:
-        """The text up to where the assistant's turn begins, or with its beginning, `answer_prefix`."""
-        asked = [*self.system, *messages]
+        """Returns the text up to the beginning of the assistant's turn, which may begin with `answer_prefix`."""
+        turns = [*self.system, *messages]
         try:
-            text = self._rendered(asked)
+            text = self._rendered(turns)
         except Exception as error:
-            raise UsageError(f"{self.refusal} refuses this ({first_line(error)}); {self.fix}") from error
-        # Of earlier answers some templates leave out the thinking.
-        lost = hidden(text, [message for message in asked if message["role"] != "assistant"])
-        require(lost is None, f"{self.refusal} leaves out or changes {lost!r:.80}; {self.fix}")
+            raise UsageError(f"{self.refusal} refuses this ({first_line(error)}); {self.advice}") from error
+        # Some templates leave out the thinking in earlier answers.
+        missing_content = hidden(text, [message for message in turns if message["role"] != "assistant"])
+        if missing_content is not None:
+            raise UsageError(f"{self.refusal} leaves out or changes {missing_content!r:.80}; {self.advice}")
         if not answer_prefix:
             return text
-        before = self._rendered(asked, add_generation_prompt=False)
-        key = f"data.answer_prefix={answer_prefix!r}: the chat template of the model"
-        begun, fault = text + answer_prefix, "it changes it"
-        if text == before:
-            # The template has no mark for the beginning of an answer, and may write a space before one.
-            turns = [*asked, Message(role="assistant", content=answer_prefix)]
+
+        # The prefix follows the mark for the beginning of an answer. Without such a mark the template writes the
+        # prefix as an answer that is not closed: it may put a space before an answer.
+        text_of_turns = self._rendered(turns, add_generation_prompt=False)
+        prefixed_text = text + answer_prefix
+        fault = "it changes it"
+        if text == text_of_turns:
+            turns.append(Message(role="assistant", content=answer_prefix))
             try:
-                begun = self._rendered(turns, add_generation_prompt=False, continue_final_message=True)
+                prefixed_text = self._rendered(turns, add_generation_prompt=False, continue_final_message=True)
             except Exception as error:
-                begun, fault = "", first_line(error)
-        if not (begun.startswith(text) and begun.endswith(answer_prefix)):
+                prefixed_text = ""
+                fault = first_line(error)
+        key = f"data.answer_prefix={answer_prefix!r}: the chat template of the model"
+        if not (prefixed_text.startswith(text) and prefixed_text.endswith(answer_prefix)):
             raise UsageError(
                 f"{key} cannot begin an answer with it ({fault}); write it without blanks at its "
                 "ends, or set data.chat=false and write data.template"
             )
-        header = begun.removeprefix(before)[: -len(answer_prefix)]
-        begin, end = words(answer_prefix), words(header)
-        is_twice = any(end[-size:] == begin[:size] for size in range(1, len(begin) + 1))
+
+        # Does the template's mark end as the prefix begins?
+        mark_words = words(prefixed_text.removeprefix(text_of_turns)[: -len(answer_prefix)])
+        prefix_words = words(answer_prefix)
+        is_twice = any(mark_words[-size:] == prefix_words[:size] for size in range(1, len(prefix_words) + 1))
         require(not is_twice, f"{key} writes it too, and answers would begin with it twice; leave it out")
-        return begun
+        return prefixed_text
 
 
 def words(text: str) -> list[str]:
-    """The words and tags of a text."""
+    """Returns the words and tags of a text."""
     return re.findall(r"<[^<>]*>|\[[^][]*\]|[^\s<[]+|\S", text)
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The token ids of a text that goes on: with the special tokens before it, without those that may come after it."""
-    ids, bare = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
-    ends = (start + len(bare) for start in range(len(ids)) if ids[start : start + len(bare)] == bare)
-    return list(ids[: next(ends, None)] if bare else ids)
+    """Returns the token ids of a text that goes on: with special tokens in front, but none at its end."""
+    ids = tokenizer.encode(text)
+    bare_ids = tokenizer.encode(text, add_special_tokens=False)
+    length = len(bare_ids)
+    ends = (start + length for start in range(len(ids)) if ids[start : start + length] == bare_ids)
+    return list(ids[: next(ends, None)] if bare_ids else ids)

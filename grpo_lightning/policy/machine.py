@@ -8,24 +8,27 @@ from torch import Tensor, nn
 
 
 class Machine(Protocol):
-    """What an update needs of the device or the ranks that it runs on: Lightning's trainer is one."""
+    """The device or the ranks that an update runs on. The trainer of Lightning has this interface."""
 
     def backward(self, objective: Tensor) -> None:
-        """Adds the gradient of minus `objective`, which is a sum over ranks, to those of the weights."""
+        """Adds the gradient of minus `objective`, which is a sum over ranks, to the weights' gradients."""
 
     def synced(self, is_last: bool) -> AbstractContextManager[None]:
-        """A context of forward and backward; ranks exchange gradients in the last one."""
+        """Opens a context of forward and backward; ranks exchange gradients in the last context of an update."""
 
     def alone(self) -> Sequence[nn.Parameter] | None:
-        """The trained weights, if several packs may be passed at once; None with other ranks, a GPU or dropout."""
+        """Returns the trained weights if several micro-batches may be computed at once; else None.
+
+        None: with other ranks, on a GPU or with dropout.
+        """
 
     @property
     def scale(self) -> float:
-        """What `backward` multiplies gradients by, and `step` divides them by, so that float16 loses none; else 1."""
+        """The factor of gradients in `backward`, by which `step` divides, so that float16 loses none; else 1."""
 
     @property
     def reduce(self) -> Callable[..., Any]:
-        """Sums or maximises a tensor over ranks, by `reduce_op`."""
+        """A function that sums or maximises a tensor over ranks, by `reduce_op`."""
 
     def step(self) -> None:
         """Moves the weights along their gradients."""

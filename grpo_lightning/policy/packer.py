@@ -1,4 +1,4 @@
-"""Numbers per token of rollouts that are too many for one forward, by micro-batch; all ranks make as many."""
+"""Numbers per token of rollouts that are too many for one forward; every rank makes the same number of forwards."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,37 +16,40 @@ from grpo_lightning.policy.policy import Policy
 
 T = TypeVar("T")
 
-Rows = Tensor  # [r] int64, some rows of the rollouts
+Rows = Tensor
+"""[r] int64 rows of the rollouts that make a micro-batch."""
 
 
 @dataclass(slots=True, frozen=True)
 class Packer:
-    """Cuts rollouts, which stay on the CPU, into packs for the device."""
+    """Cuts rollouts, which stay on the CPU, into micro-batches for the device."""
 
-    policy: Policy  # its forward takes the micro-batches
-    max_tokens: int  # in one forward; 0 sets no limit
-    temperature: float  # that of the rollouts
+    policy: Policy
+    """The policy whose forward takes the micro-batches."""
+    max_tokens: int
+    """Largest number of tokens in one forward; 0 sets no limit."""
+    temperature: float
+    """The temperature of the rollouts."""
 
     @property
     def idle(self) -> Rollouts:
-        """The pack of ranks that have fewer than others."""
+        """The micro-batch of weight 0 for ranks that have fewer micro-batches than others."""
         return idle_micro_batch(self.temperature).to(self.policy.device)
 
     def rows_of_micro_batches(self, rollouts: Rollouts) -> list[Rows]:
-        """The rows of each micro-batch of some rollouts."""
+        """Returns the rows of each micro-batch of `rollouts`."""
         return rollouts.sizes.micro_batches(self.max_tokens, self.policy.compute.shares_prefix)
 
     def entropy_rank(self, rollouts: Rollouts) -> Tensor:
-        """[N] rank of each token by entropy among those of all ranks, as a fraction of them."""
-        return rank_in_step(
-            self.per_token(rollouts, self.rows_of_micro_batches(rollouts), lambda p: self.policy(p).entropy)
-        )
+        """[N] rank of each token by entropy among the tokens of all ranks, as a fraction of their number."""
+        rows = self.rows_of_micro_batches(rollouts)
+        return rank_in_step(self.per_token(rollouts, rows, lambda micro_batch: self.policy(micro_batch).entropy))
 
     def over(
         self, rollouts: Rollouts, micro_batches: Sequence[Rows], function: Callable[[Rollouts], T]
     ) -> Iterator[tuple[Tensor, T]]:
-        """Yields the indices of the tokens of each micro-batch, and what `function` returns for it by a forward."""
-        # Ranks with sharded weights meet in every forward: each makes as many.
+        """Yields the indices of the tokens of each micro-batch, and the result of `function`, which makes a forward."""
+        # Ranks with sharded weights meet in every forward: each makes the same number.
         num_idle = max(ranks.gather(len(micro_batches))) - len(micro_batches)
         for rows in micro_batches:
             yield take(rows, rollouts.lengths), function(rollouts.select(rows).to(self.policy.device))
@@ -56,8 +59,8 @@ class Packer:
     def per_token(
         self, rollouts: Rollouts, micro_batches: Sequence[Rows], function: Callable[[Rollouts], Tensor]
     ) -> Tensor:
-        """[N] what `function` returns, in the order of the rollouts; 0 where no micro-batch is."""
-        found = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
+        """[N] float32 results of `function`, in the order of the rollouts; 0 for rows in no micro-batch."""
+        result = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
         for tokens, values in self.over(rollouts, micro_batches, function):
-            found[tokens] = values.cpu()
-        return found
+            result[tokens] = values.cpu()
+        return result

@@ -1,4 +1,4 @@
-"""The policy π_θ: a causal LM, and the log-probs that it gives to the tokens of completions."""
+"""The policy π_θ: a causal LM, and its log-probs of the tokens of completions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +28,8 @@ from grpo_lightning.policy.architecture import Head, forget_casts
 from grpo_lightning.policy.compute import Compute, Layout, TokenLogp
 from grpo_lightning.types import UsageError
 
-NUM_ELEMENTS = 16  # of every weight, in a fingerprint
+NUM_ELEMENTS = 16
+"""Elements of every weight in a fingerprint."""
 
 
 # Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
@@ -41,7 +42,7 @@ class Policy(nn.Module):
         dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
             with the trainer's `precision: bf16-mixed`.
         float32_head: Compute logits in float32 where the rest computes in 16 bits, in sampling and in updates alike. In
-            bfloat16 a logit of 16 or more is a multiple of 0.125. vLLM keeps its own head.
+            bfloat16 a logit of 16 or more is a multiple of 0.125. Engines of other libraries keep their head.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
@@ -49,7 +50,9 @@ class Policy(nn.Module):
     """
 
     model: PreTrainedModel
-    key: str = "model.policy"  # the setting that it is the value of, for messages
+    """The causal LM with its weights; missing before `load`."""
+    key: str = "model.policy"
+    """The setting whose value the policy is, for messages."""
 
     def __init__(
         self,
@@ -62,7 +65,9 @@ class Policy(nn.Module):
         compute: Compute | None = None,
     ) -> None:
         super().__init__()
-        self.path, self.dropout, self.trust_remote_code = path, dropout, trust_remote_code
+        self.path = path
+        self.dropout = dropout
+        self.trust_remote_code = trust_remote_code
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.float32_head = float32_head
         self.adapter = adapter
@@ -70,7 +75,7 @@ class Policy(nn.Module):
         self.version = 0
         """Goes up by 1 at every optimizer update, and when weights are read: rollouts of this version are on policy."""
         self.base = ""
-        """The fingerprint of the weights beneath an adapter, known after `load`; empty without an adapter."""
+        """The fingerprint of the weights beneath an adapter, set by `load`; empty without an adapter."""
         self.register_load_state_dict_post_hook(_count_version)
 
     @classmethod
@@ -82,10 +87,17 @@ class Policy(nn.Module):
         compute: Compute | None = None,
         **options: Any,
     ) -> "Policy":
-        """A policy around a model and a tokenizer that are loaded already; `options` are as for the class.
+        """Makes a policy of a model and a tokenizer that are loaded already.
 
-        The model itself is prepared as `load` prepares the one that it reads: its dropout is removed, its layers may be
-        exchanged for faster ones, and a model that cannot be trained raises UsageError.
+        The model itself is prepared as in `load`: its dropout is removed, its layers may be exchanged for faster ones,
+        and a model that cannot be trained raises UsageError.
+
+        Args:
+            model: The causal LM, which becomes the policy's own.
+            tokenizer: Its tokenizer.
+            adapter: As for the class.
+            compute: As for the class.
+            options: The other arguments of the class.
         """
         policy = cls(str(model.name_or_path), adapter=adapter, compute=compute, **options)
         policy.tokenizer = tokenizer
@@ -103,7 +115,7 @@ class Policy(nn.Module):
         return self._from_pretrained(AutoConfig)
 
     def check(self) -> None:
-        """Raises UsageError for what `path` lacks, before any weight is read."""
+        """Raises UsageError if `path` lacks a file, or the machine a package, before any weight is read."""
         _ = self.config, self.tokenizer
         self.compute.check()
         if self.adapter is not None:
@@ -121,18 +133,18 @@ class Policy(nn.Module):
         self._take(self._read_weights())
 
     def _take(self, model: PreTrainedModel) -> None:
-        """Makes a model with its weights the one that is trained, if it can be."""
+        """Makes `model` the policy's model; raises UsageError if it cannot be trained."""
         if self.adapter is not None:
             self.base = fingerprint(model)
         self.prepare(model)
-        # As in training: Lightning loads where every new tensor is made on the GPU.
+        # Tensors of the trials are made on the CPU, as the weights are: under Lightning new tensors are on the GPU.
         with torch.device("cpu"):
             architecture.check_model(model, self.path, self.dropout)
             self.compute.adapt(model, architecture.trunk_of(model))
         self.model, self.config = model, model.config
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Makes a model as it was read into the one that is passed. Its weights may have no numbers."""
+        """Changes a model that was just read into the model that computes. Its weights may be without values."""
         rope.fix_frequencies(model)
         if not self.dropout:
             architecture.remove_dropout(model)
@@ -160,17 +172,17 @@ class Policy(nn.Module):
         return pretrained.load(auto_class, self.path, f"{self.key}.path", **kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        """Shards the weights over the ranks of `mesh`; `forward` assembles them layer by layer."""
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """A context with whole weights on every rank, to call any part any number of times. Every rank must enter."""
+        """Opens a context with whole weights on every rank, for calls of any submodule. Every rank must enter it."""
         return sharding.gathered(self)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """A context in which `forward` is that of the model without its adapter, bit for bit."""
+        """Opens a context in which `forward` computes as the model without its adapter, bit for bit."""
         layers = adapted_layers(self.model).values()
         for layer in layers:
             layer.enable_adapters(False)
@@ -181,27 +193,28 @@ class Policy(nn.Module):
                 layer.enable_adapters(True)
 
     def mark_written(self) -> None:
-        """Says that the weights were written: what was sampled before is of an earlier version."""
+        """Counts a new version after the weights were written: earlier samples are of an earlier version."""
         self.version += 1
         forget_casts()
 
     def fingerprint(self) -> bytes:
-        """A few elements of every weight as it is now, and which adapters are on; of sharded weights, of this rank's.
+        """Returns a few elements of every weight, and which adapters are on; only this rank's shards, if sharded.
 
-        `version` is what whoever writes weights says. This is what they are, for engines that have copies.
+        `version` counts the changes that were announced with `mark_written`. A fingerprint shows the others too, for
+        engines that have copies.
         """
         elements = []
         for parameter in self.parameters():
             flat = sharding.local(parameter.detach()).flatten()
-            # An odd stride: the elements of a matrix are not all of one column.
+            # With an odd stride the elements of a matrix come from several columns.
             stride = flat.numel() // NUM_ELEMENTS | 1
             elements.append(flat[::stride][:NUM_ELEMENTS].double())
-        sampled = torch.cat(elements).cpu()
+        values = torch.cat(elements).cpu()
         layers = adapted_layers(self.model).values() if self.adapter is not None else ()
-        return sampled.numpy().tobytes() + bytes(layer.disable_adapters for layer in layers)
+        return values.numpy().tobytes() + bytes(layer.disable_adapters for layer in layers)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A context in which the model is in eval mode: without dropout."""
+        """Opens a context in which the model is in eval mode: without dropout."""
         return architecture.evaluating(self.model)
 
     @property
@@ -221,18 +234,18 @@ class Policy(nn.Module):
 
     @property
     def longrope_length(self) -> int | None:
-        """Length at which `longrope` would change all frequencies: the context ends there. None with other types."""
+        """Length at which `longrope` would change all frequencies, so the context ends. None with other types."""
         return rope.longrope_length(self.text_config)
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
+        """Every token that ends a completion, by the generation config, the model config or the tokenizer."""
         generation_config = self.model.generation_config if hasattr(self, "model") else self._generation_config
         return architecture.stop_ids_of(generation_config, self.config, self.tokenizer)
 
     @cached_property
     def _generation_config(self) -> GenerationConfig | None:
-        """The generation config, before the weights are read; None where there is none."""
+        """The generation config, before the weights are read; None if the model has none."""
         try:
             return self._from_pretrained(GenerationConfig)
         except UsageError:
@@ -264,28 +277,29 @@ class Policy(nn.Module):
         layout: Layout | None = None,
         read: Callable[[Tensor, Head], Any] | None = None,
     ) -> TokenLogp:
-        """The log π_θ and entropy of every drawn token, with gradient where gradients are on.
+        """Returns log π_θ and entropy of every sampled token, with gradient where gradients are on.
 
         Args:
-            rollouts: B completions with their prompts. Context inside them has no log-prob itself.
+            rollouts: B completions with their prompts. Context tokens inside them get no log-prob.
             entropy_gradient: Give the entropy a gradient too, which costs memory.
-            num_top: K, how many of the likeliest tokens to return at each position; call it without gradients.
-            layout: What `compute.layout` made of these rollouts; None makes it.
-            read: Reads more of the [N, hidden] states that predict the drawn tokens, and of the head.
+            num_top: K, the number of likeliest tokens to return at each position; call it without gradients.
+            layout: The layout that `compute.layout` made of these rollouts; None makes it.
+            read: Reads more from the [N, hidden] states that predict the sampled tokens, and from the head.
         """
         layout = layout or self.compute.layout(rollouts)
         hidden = self.compute.hidden(self.trunk, rollouts, layout)
-        token_ids, temperature = rollouts.token_ids, rollouts.temperature
-        scored = self.compute.score(self.head, hidden, token_ids, temperature, entropy_gradient, num_top)
+        scored = self.compute.score(
+            self.head, hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient, num_top
+        )
         scored.read = read and read(hidden, self.head)
         return scored
 
     def trained_state_dict(self) -> dict[str, Tensor]:
-        """The parameters with gradient, detached, by their names in `state_dict`. Sharded ones stay sharded."""
+        """Returns the parameters with gradient, detached, by their names in `state_dict`. Shards stay shards."""
         return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer in the format of transformers; of an adapter, its tensors alone."""
+        """Writes weights and tokenizer in the format of transformers; with an adapter, its tensors alone."""
         if self.adapter is None:
             self.model.save_pretrained(folder)
         else:

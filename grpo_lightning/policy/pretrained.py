@@ -1,4 +1,4 @@
-"""Reads what `save_pretrained` wrote: models, tokenizers and configurations."""
+"""Reads models, tokenizers and configurations that `save_pretrained` wrote."""
 
 from pathlib import Path
 from typing import Any
@@ -10,39 +10,41 @@ FIX = "Give a folder made by save_pretrained (config.json, weights, tokenizer) o
 
 
 def load(auto_class: Any, path: str, key: str, **kwargs: Any) -> Any:
-    """The object that `auto_class.from_pretrained` reads at `path`, the folder or hub id in the setting `key`."""
+    """Returns what `auto_class.from_pretrained` reads at `path`, the folder or hub id in the setting `key`."""
     import torch  # Rewards that hold no model are imported without torch.
 
     try:
         return auto_class.from_pretrained(source(path, key), **kwargs)
     except (torch.OutOfMemoryError, UsageError):
         raise
-    except Exception as error:  # Remote code and 200 architectures raise what they like.
+    except Exception as error:  # Remote code and 200 architectures raise exceptions of any class.
         raise UsageError(
             f"{key}={path}: {auto_class.__name__} found no usable model there ({first_line(error)}). {FIX}"
         ) from error
 
 
 def source(path: str, key: str) -> str:
-    """The folder at `path` with `~` resolved, or the hub id as it is.
+    """Returns the folder at `path` with `~` resolved, or the hub id as it is.
 
     A hub id is `name` or `owner/name` where this machine has no folder `owner`, or has the model in its cache. `runs`
-    is never an owner. One that is not in the cache is asked of the hub once: transformers would try for a minute.
+    is never an owner. For an id that is not in the cache one request goes to the hub: transformers would try for a
+    minute.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if folder := local(path, key):
         return folder
-    owner, missing = path.partition("/")[0], f"{key}={path}: no such folder"
+    owner = path.partition("/")[0]
+    message = f"{key}={path}: no such folder"
     try:
         if isinstance(try_to_load_from_cache(path, "config.json"), str):
             return path
-        if made := made_by(path):
-            raise UsageError(f"{missing} (looked in {Path.cwd()}). {made}")
+        if advice := made_by(path):
+            raise UsageError(f"{message} (looked in {Path.cwd()}). {advice}")
         if "/" in path and Path(owner).is_dir():
             raise UsageError(
-                f"{missing} in {owner}, which is a folder here. {FIX}. If {owner} is an owner on the hub: "
+                f"{message} in {owner}, which is a folder here. {FIX}. If {owner} is an owner on the hub: "
                 f"hf download {path}"
             )
         HfApi().model_info(path, timeout=10)
@@ -54,15 +56,15 @@ def source(path: str, key: str) -> str:
         if getattr(error.response, "status_code", None) not in (401, 403, 404):
             return path
         problem = "the hub has no such model, or not for you"
-    except Exception as error:  # The network raises what it likes.
+    except Exception as error:  # The network raises exceptions of any class.
         problem = f"{constants.ENDPOINT} cannot be reached ({first_line(error)})"
     else:
         return path
-    raise UsageError(f"{missing} (looked in {Path.cwd()}), and {problem}. {FIX}")
+    raise UsageError(f"{message} (looked in {Path.cwd()}), and {problem}. {FIX}")
 
 
 def local(path: str, key: str) -> str:
-    """The folder at `path`; empty if this is a hub id. It asks neither the hub nor the cache."""
+    """Returns the folder at `path`; empty if this is a hub id. It looks neither at the hub nor into the cache."""
     folder = Path(packaged(path)).expanduser()
     if folder.is_dir():
         if (folder / "checkpoints").is_dir() and not (folder / "config.json").exists():
@@ -82,13 +84,13 @@ def local(path: str, key: str) -> str:
 
 
 def location(path: str) -> str:
-    """The name of the model at `path` for other programs: a folder from the root, or the hub id as it is."""
+    """Returns the model's name for other programs: its folder from the root, or the hub id as it is."""
     folder = Path(packaged(path)).expanduser()
     return str(folder.resolve()) if folder.is_dir() else path
 
 
 def made_by(path: str) -> str:
-    """The command that makes what is missing at `path`, if a tool does; else nothing."""
+    """Returns advice with the command that makes the model at `path`; empty if no tool makes it."""
     tools = {"tiny_policy": "tools/make_tiny_policy.py", "tiny_reward_model": "tools/make_reward_model.py"}
     tool = tools.get(Path(path).name)
     installed = f"Give {PREFIX}{POLICY.name}, which is installed. " if Path(path).name == POLICY.name else ""
@@ -96,5 +98,5 @@ def made_by(path: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the error's type if the message is empty."""
+    """Returns the first line of an error's message, or the error's type if the message is empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

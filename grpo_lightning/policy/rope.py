@@ -1,4 +1,4 @@
-"""Rotary positions that depend on a sequence alone, whatever else goes through the model with it."""
+"""Rotary positions that depend on a sequence alone, and not on the sequences beside it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 FIXED = "fixed"
-"""No type of transformers: its rotary modules then leave their frequencies as they are."""
+"""A rope type that transformers does not know: with it rotary modules leave their frequencies as they are."""
 
 
 def fix_frequencies(model: PreTrainedModel) -> None:
     """Fixes the rotary frequencies of `model` at those of sequences within its original length.
 
     With `longrope` and `dynamic`, transformers 5 takes other frequencies for a whole forward as soon as its longest
-    sequence is longer than that: a row's log-probs would depend on the rows beside it, and on `max_tokens`. Completions
-    would be sampled with the one set and scored with the other. Within the original length nothing changes.
+    sequence is longer than the original length: a row's log-probs would depend on the rows beside it, and on
+    `max_tokens`. Completions would be sampled with one set of frequencies and scored with the other. Within the
+    original length nothing changes.
     """
     modules: Iterator[Any] = model.modules()
     for module in modules:
@@ -31,19 +32,19 @@ def fix_frequencies(model: PreTrainedModel) -> None:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """The longest sequence, prompt and completion together; None if the model sets no limit.
+    """Returns the length of the longest sequence, prompt and completion together; None without a limit.
 
-    With `longrope` it is the original length, up to which the frequencies are those of short sequences.
+    With `longrope` it is the original length: longer sequences would change all frequencies.
     """
     names = ("max_position_embeddings", "max_seq_len")
     limits = [limit for name in names if (limit := getattr(config, name, None)) is not None][:1]
-    if (switch := longrope_length(config)) is not None:
-        limits.append(switch)
+    if (original_length := longrope_length(config)) is not None:
+        limits.append(original_length)
     return min(limits, default=None)
 
 
 def longrope_length(config: PreTrainedConfig) -> int | None:
-    """The length above which `longrope` would change all frequencies; None with other types of positions."""
+    """Returns the length above which `longrope` would change all frequencies; None with other types of positions."""
     rope = getattr(config, "rope_parameters", None) or {}
     # Some models have parameters for each kind of layer.
     parameters = [value for value in (rope, *rope.values()) if isinstance(value, dict)]

@@ -22,7 +22,7 @@ class FormatReward(Reward):
 
     Args:
         pattern: Regular expression for the whole completion; `.` matches newlines too. By default the form is
-            `<think>...</think><answer>...</answer>`: one of each, and an answer that is not empty.
+            `<think>...</think><answer>...</answer>`: each once, and an answer that is not empty.
         timeout: CPU seconds per completion for the pattern, which runs in a worker process.
     """
 
@@ -30,7 +30,8 @@ class FormatReward(Reward):
 
     def __init__(
         self,
-        pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
+        # Not None: YAML reads a leading # as a comment, and then the value as null.
+        pattern: str = "",
         timeout: float = 1.0,
         weight: float = 1.0,
         name: str | None = None,
@@ -41,13 +42,14 @@ class FormatReward(Reward):
         self._pool = WorkerPool.computing(1, timeout)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok` or `no_match`; where the pattern takes too long, NaN and `timeout`."""
+        """Gives the status `ok` or `no_match`; where the pattern takes too long, NaN and `timeout`."""
         texts = [sample.whole_turn for sample in samples]
         outcomes = [Outcome(Status.OK, DEFAULT.fullmatch(text) is not None) for text in texts]
         if self.pattern:
             outcomes = self._pool.map(inside("patterns.matches"), [[self.pattern, text] for text in texts])
-        values = [float(one.value) if one.status == Status.OK else math.nan for one in outcomes]
-        return RewardResult(values, [Status.NO_MATCH if one.value is False else one.status for one in outcomes])
+        values = [float(outcome.value) if outcome.status == Status.OK else math.nan for outcome in outcomes]
+        statuses = [Status.NO_MATCH if outcome.value is False else outcome.status for outcome in outcomes]
+        return RewardResult(values, statuses)
 
     def close(self) -> None:
         self._pool.close()

@@ -1,4 +1,4 @@
-"""A reward that is the user's own function."""
+"""A reward that is a function of the user."""
 
 import inspect
 import logging
@@ -17,22 +17,22 @@ log = logging.getLogger(__name__)
 
 
 class FunctionReward(Reward):
-    """The number that your own function returns: `def shorter(sample): return -len(sample.token_ids)`.
+    """Scores with a function that you write: `def shorter(sample): return -len(sample.token_ids)`.
 
-    It needs no class: the shortest way to a reward of your own. Wherever a reward is expected, the import path of a
-    function stands for it, `rewards: [my_rewards.shorter]`, and in Python the function itself. The name of its argument
-    decides what it gets:
+    This is the shortest way to a new reward, since it needs no class. Wherever a reward is expected, the import path of
+    a function stands for it, `rewards: [my_rewards.shorter]`, and in Python the function itself. The name of its
+    argument decides what it gets:
 
     - `def f(sample)` gets one completion and returns a finite number;
     - `def f(samples)` gets a list of the completions of one prompt, and returns a list of as many numbers. It can
-      compare them. The greedy answer of a validation comes alone. `group: true` says so whatever the argument's name.
+      compare them. The greedy answer of a validation comes alone. With `group: true` the argument may have any name.
 
     Each completion has
 
     - `text`, what the policy wrote, without stop and special tokens; `turn`, the same after `data.answer_prefix`;
     - `question`, as the data has it; `prompt`, the same in the template; `answer`, the gold answer;
     - `metadata`, a dict of the row's other columns;
-    - `token_ids`, all that was drawn; `truncated`, whether it was cut off at the limit of tokens.
+    - `token_ids`, all sampled tokens; `truncated`, whether the completion was cut off at the limit of tokens.
 
     The function runs in worker processes, where an `async def` is awaited. If it hangs, raises or needs too much
     memory, the sample, or the group, is counted and left out. Processes that it starts and its temporary files end with
@@ -65,31 +65,34 @@ class FunctionReward(Reward):
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        text = function if isinstance(function, str) else ""
-        own_name = text.replace(":", ".").rpartition(".")[2]
-        if not own_name.isidentifier() or own_name == text or (".py" in text and ":" not in text):
+        path = function if isinstance(function, str) else ""
+        function_name = path.replace(":", ".").rpartition(".")[2]
+        if not function_name.isidentifier() or function_name == path or (".py" in path and ":" not in path):
             raise UsageError(
                 f"function={function!r}: give its import path as text, such as 'my_rewards.shorter' or "
                 "'path/to/my_rewards.py:shorter': worker processes import it"
             )
-        super().__init__(weight, name or own_name)
+        super().__init__(weight, name or function_name)
         if concurrency < 1 or not timeout > 0:
             raise UsageError(f"concurrency={concurrency}, timeout={timeout} of {self.name}: give 1 or more, above 0")
-        self.function, self.concurrency, self.group = function, concurrency, group
-        self.grades_cheaply = concurrency == 1  # else it waits for a server
+        self.function = function
+        self.concurrency = concurrency
+        self.group = group
+        # Several calls at once wait for a server.
+        self.grades_cheaply = concurrency == 1
         patience = WAITING * timeout
         self._call = function if concurrency == 1 else f"async {patience} {function}"
-        # Calls that are awaited together have their own deadlines; this one is for a call that blocks.
+        # Calls that are awaited together have a deadline each; the pool's deadline is for a call that blocks.
         self._pool = WorkerPool(num_workers, patience if concurrency == 1 else patience + 1, memory_limit_mb, timeout)
         self._compares: bool | None = None
         """True if the function gets the samples of a prompt together; None before it is imported."""
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Imports the function, and tries it, so that mistakes are told before the run."""
+        """Imports the function, and tries it, so that mistakes come to light before the run."""
         self._import()
         for question in questions[:1] if ranks.rank() == 0 else ():
-            made_up = Sample(Prompt(0, question.text, [0], question), question.answer, [0], FinishReason.STOP)
-            (outcome,) = self._outcomes([made_up])
+            probe = Sample(Prompt(0, question.text, [0], question), question.answer, [0], FinishReason.STOP)
+            (outcome,) = self._outcomes([probe])
             if outcome.status != Status.OK:
                 log.warning(
                     "reward %s fails on %r, made up as a completion for %s: %s",
@@ -103,7 +106,7 @@ class FunctionReward(Reward):
         self._import()
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`, or, with a value of NaN, `error`, `timeout`, `memory`, `crash` or `not_a_number`."""
+        """Gives the status `ok`, or, with a value of NaN, `error`, `timeout`, `memory`, `crash` or `not_a_number`."""
         result = RewardResult([], [])
         for sample, outcome in zip(samples, self._outcomes(samples), strict=True):
             result.value.append(float(outcome.value) if outcome.status == Status.OK else math.nan)
@@ -119,57 +122,59 @@ class FunctionReward(Reward):
         """Imports the function in a worker, and finds out what it takes."""
         key = f"function={self.function!r} of the reward {self.name}"
         try:
-            needed = self._pool.load(self._call)
+            arguments = self._pool.load(self._call)
         except LoadError as error:
             raise UsageError(
                 f"{key}: {error}. Give the import path of a function; its module is looked for where `import` looks, "
                 "and in the working directory"
             ) from error
-        if len(needed) > 1 or {"prompts", "completions"} & {*needed}:
+        if len(arguments) > 1 or {"prompts", "completions"} & {*arguments}:
             raise UsageError(
-                f"{key} takes ({', '.join(needed)}). Write `def f(sample)`, which gets one completion and returns a "
+                f"{key} takes ({', '.join(arguments)}). Write `def f(sample)`, which gets one completion and returns a "
                 "number, or `def f(samples)`, which gets those of one prompt and returns a list of numbers; read "
                 "sample.text, sample.answer, sample.metadata"
             )
-        self._compares = self.group or needed == ["samples"]
-        if self._compares:  # it waits for the whole group
+        self._compares = self.group or arguments == ["samples"]
+        if self._compares:
+            # It waits for the whole group.
             self.scores_early = False
 
     def _outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """The outcome for each sample; it is `ok` if its value is a finite number."""
+        """Returns the outcome for each sample; it is `ok` if its value is a finite number."""
         if self._compares is None:
             self._import()
         tasks = [_as_task(sample) for sample in samples]
         if not self._compares:
             return [_checked(outcome) for outcome in self._called(tasks)]
         groups = rows_by_prompt(samples)
-        called = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups])
+        outcomes = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups])
         outcome_by_row: dict[int, Outcome] = {}
-        for rows, outcome in zip(groups, called, strict=True):
-            outcome_by_row |= zip(rows, _spread(outcome, len(rows)), strict=True)
+        for rows, outcome in zip(groups, outcomes, strict=True):
+            outcome_by_row |= zip(rows, _per_sample(outcome, len(rows)), strict=True)
         return [outcome_by_row[row] for row in range(len(samples))]
 
     def _called(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """The outcome of each call, `concurrency` of them at once. Calls lost together are made again alone."""
+        """Returns the outcome of each call, `concurrency` of them at once. Calls lost together are made again alone."""
         if self.concurrency == 1:
             return self._pool.map(self._call, tasks)
         chunks = [list(tasks[start : start + self.concurrency]) for start in range(0, len(tasks), self.concurrency)]
         outcomes: list[Outcome] = []
-        for chunk, outcome in zip(chunks, self._pool.map(self._call, chunks), strict=True):
-            lost = outcome.status != Status.OK and len(chunk) > 1
-            for one in self._pool.map(self._call, [[task] for task in chunk]) if lost else [outcome]:
-                outcomes += [Outcome(**reply) for reply in one.value] if one.status == Status.OK else [one]
+        for chunk, chunk_outcome in zip(chunks, self._pool.map(self._call, chunks), strict=True):
+            is_lost = chunk_outcome.status != Status.OK and len(chunk) > 1
+            for outcome in self._pool.map(self._call, [[task] for task in chunk]) if is_lost else [chunk_outcome]:
+                outcomes += [Outcome(**reply) for reply in outcome.value] if outcome.status == Status.OK else [outcome]
         return outcomes
 
 
 def as_reward(reward: Any) -> Reward:
-    """The reward itself, or a `FunctionReward` of a plain function."""
+    """Returns the reward itself, or a `FunctionReward` of a plain function."""
     if isinstance(reward, Reward):
         return reward
     if not inspect.isfunction(reward):
         raise UsageError(f"{described(reward)} is no reward: give an object of a class of rewards, or a function")
     module, name = reward.__module__, reward.__qualname__
-    if module == "__main__":  # worker processes have another one
+    if module == "__main__":
+        # Worker processes have another `__main__`.
         module = getattr(sys.modules[module], "__file__", "")
     if not module or not name.isidentifier():
         raise UsageError(f"{name}: worker processes import a function by its name: write it at the top of a file")
@@ -178,12 +183,12 @@ def as_reward(reward: Any) -> Reward:
 
 def _as_task(sample: Sample) -> dict[str, Any]:
     question = sample.prompt.question
-    own = {name: getattr(sample, name) for name in ("text", "turn", "answer", "token_ids", "truncated")}
-    return own | {"prompt": sample.prompt.text, "question": question.text, "metadata": question.metadata}
+    columns = {name: getattr(sample, name) for name in ("text", "turn", "answer", "token_ids", "truncated")}
+    return columns | {"prompt": sample.prompt.text, "question": question.text, "metadata": question.metadata}
 
 
 def _checked(outcome: Outcome) -> Outcome:
-    """The outcome, which has failed if the value is no finite number; a failure is in words."""
+    """Returns the outcome, which has failed unless the value is a finite number; a failure is in words."""
     value = outcome.value
     if outcome.status != Status.OK:
         return Outcome(outcome.status, None, outcome.error or outcome.status)
@@ -192,8 +197,8 @@ def _checked(outcome: Outcome) -> Outcome:
     return Outcome(Status.NOT_A_NUMBER, None, f"it returned {described(value)}; return a finite number")
 
 
-def _spread(outcome: Outcome, size: int) -> list[Outcome]:
-    """The outcome of each of `size` samples that the function got together."""
+def _per_sample(outcome: Outcome, size: int) -> list[Outcome]:
+    """Returns the outcome of each of `size` samples that the function got together."""
     values = outcome.value
     if outcome.status != Status.OK:
         return [_checked(outcome)] * size

@@ -25,8 +25,10 @@ class OverlongPenalty(Reward):
         super().__init__(weight, name)
         at_least("cache", cache, 1, "OverlongPenalty")
         at_least(f"cache={cache}, max_length", max_length, cache or 1, "OverlongPenalty")
-        self.max_length, self.cache = max_length, cache
+        self.max_length = max_length
+        self.cache = cache
         self._longest = max_length
+        """L_max in tokens; None until `setup` where no `max_length` was set."""
 
     def setup(self, run: Run) -> None:
         super().setup(run)
@@ -34,8 +36,8 @@ class OverlongPenalty(Reward):
         at_least(f"cache={self.cache}, max_length", self._longest, self.cache or 1, "OverlongPenalty")
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """A number from -1 to 0 per sample; it never fails."""
+        """Gives a number from -1 to 0 to each sample; it never fails."""
         assert self._longest is not None, "give max_length, or call setup(run)"
         cache = self.cache or max(1, self._longest // 5)
-        over = [len(sample.token_ids) - (self._longest - cache) for sample in samples]
-        return RewardResult([-min(max(tokens / cache, 0.0), 1.0) for tokens in over])
+        excess = [len(sample.token_ids) - (self._longest - cache) for sample in samples]
+        return RewardResult([-min(max(num_tokens / cache, 0.0), 1.0) for num_tokens in excess])

@@ -14,20 +14,22 @@ from typing import Any
 from grpo_lightning.sandbox.worker import IDLE, LOADING, Outcome, Worker, settled
 from grpo_lightning.types import Status, require
 
-WAITING = 10.0  # times its CPU seconds, after which a call that may wait for something is ended
-MACHINE_SECONDS = 30.0  # that a machine may be too busy to run a task which never waits
+WAITING = 10.0
+"""A call that may wait for something is ended after this many times its CPU seconds."""
+MACHINE_SECONDS = 30.0
+"""Seconds for which a machine may be too busy to run a task that never waits."""
 
 
 class Closed(BaseException):
-    """The pool was closed while another thread waited for it. As an interrupt, it is no failure of a task."""
+    """Raised in a thread that waits for a pool if another thread closes it. As an interrupt, it fails no task."""
 
 
 class LoadError(RuntimeError):
-    """A worker could not import the function; the message holds the worker's error."""
+    """Raised if a worker cannot import the function; the message holds the worker's error."""
 
 
 def inside(function: str, beside: str = __file__) -> str:
-    """The name by which a pool finds a function such as `patterns.ends` of the folder `inside/` beside a file."""
+    """Returns a pool's name of a function such as `patterns.ends`, in the folder `inside/` beside a file."""
     module, name = function.split(".")
     return f"{Path(beside).parent / 'inside' / module}.py:{name}"
 
@@ -41,12 +43,12 @@ class WorkerPool:
 
     Args:
         num_workers: Number of processes.
-        timeout: Seconds per task; importing the function does not count. They pass faster where the machine is busy, so
-            nothing that must be repeatable may reach them: see `computing`.
+        timeout: Seconds per task; importing the function does not count. A task gets less done in them where the
+            machine is busy, so nothing that must be repeatable may reach them: see `computing`.
         memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only). No file that it
             writes may be larger.
-        cpu_seconds: CPU seconds per task; None sets no limit. Unlike the time for `timeout`, they pass no faster while
-            the machine is busy with other work.
+        cpu_seconds: CPU seconds per task; None sets no limit. Unlike the seconds of `timeout`, they do not depend on
+            how busy the machine is.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class WorkerPool:
         }
         for key, value in limits.items():
             require(0 < value < math.inf, f"{key}={value}: give a number above 0")
-        self.num_workers, self.timeout = num_workers, timeout
-        self.memory_limit_mb, self.cpu_seconds = memory_limit_mb, cpu_seconds
+        self.num_workers = num_workers
+        self.timeout = timeout
+        self.memory_limit_mb = memory_limit_mb
+        self.cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
         self._closing = False
         self._running: list[Worker] = []
@@ -68,25 +72,28 @@ class WorkerPool:
 
     @classmethod
     def computing(cls, num_workers: int, cpu_seconds: float, memory_limit_mb: int = 1024) -> "WorkerPool":
-        """Makes a pool for tasks that compute and never wait: how busy the machine is decides none of them."""
+        """Makes a pool for tasks that compute and never wait: their outcomes do not depend on a busy machine."""
         return cls(num_workers, WAITING * cpu_seconds + MACHINE_SECONDS, memory_limit_mb, cpu_seconds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerPool, (self.num_workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)
 
     def load(self, function: str) -> list[str]:
-        """The names of the arguments that a function must be given. Raises LoadError if a worker cannot import it.
+        """Returns the names of a function's required arguments. Raises LoadError if a worker cannot import it.
 
-        It is `package.module.function`, `package.module:function` or `path/to/file.py:function`.
+        The function is `package.module.function`, `package.module:function` or `path/to/file.py:function`.
         """
         return self._run(function, [])[0].value
 
     def map(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
-        """The outcome of `function`, named as for `load`, for each task, in order; tasks run in parallel.
+        """Returns the outcome of `function`, named as for `load`, for each task, in order. Tasks run in parallel.
 
-        A task is of JSON values. A list holds the arguments. A dict becomes one argument with these attributes, and
-        `{"samples": [...]}` becomes a list of such objects. Raises LoadError where the function cannot be imported, and
-        Closed where another thread has closed the pool.
+        A task is made of JSON values. A list holds the arguments. A dict becomes one argument with these attributes,
+        and `{"samples": [...]}` becomes a list of such objects.
+
+        Raises:
+            LoadError: A worker cannot import the function.
+            Closed: Another thread has closed the pool.
         """
         return self._run(function, tasks) if tasks else []
 
@@ -99,7 +106,8 @@ class WorkerPool:
 
     def _run(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
         with self._lock:
-            if self._pid != os.getpid():  # at first, and after a fork: the workers belong to the other process
+            # At first, and after a fork: then the workers belong to the other process.
+            if self._pid != os.getpid():
                 self._pid = os.getpid()
                 self._running.clear()
                 weakref.finalize(self, _stop, self._running)
@@ -111,18 +119,20 @@ class WorkerPool:
 
 
 class _Run:
-    """One call of `map`: the tasks that wait, those under way, and the outcomes of the others."""
+    """One call of `map`: the tasks that wait, the tasks under way, and the outcomes."""
 
     def __init__(self, pool: WorkerPool, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> None:
-        self.pool, self.function, self.tasks = pool, function, tasks
+        self.pool = pool
+        self.function = function
+        self.tasks = tasks
         self.waiting = deque(range(len(tasks)))
         self.retried: set[int] = set()
-        self.done: dict[int, Outcome] = {}
-        self.loads_lost = 0
+        self.outcome_by_index: dict[int, Outcome] = {}
+        self.num_lost_loads = 0
 
     def outcomes(self) -> list[Outcome]:
-        """Waits until every task has an outcome, and returns them; without tasks, that of loading the function."""
-        while not (outcomes := self._known()):
+        """Waits until every task has an outcome, and returns the outcomes; without tasks, the outcome of loading."""
+        while not (outcomes := self._outcomes_if_complete()):
             if self.pool._closing:
                 raise Closed
             self._give_out_work()
@@ -131,16 +141,17 @@ class _Run:
                 self._settle(worker, outcome)
         return outcomes
 
-    def _known(self) -> list[Outcome]:
-        """The outcomes once all are known; until then none."""
+    def _outcomes_if_complete(self) -> list[Outcome]:
+        """Returns the outcomes if every task has one; else an empty list."""
         if self.tasks:
-            return [self.done[index] for index in range(len(self.tasks))] if len(self.done) == len(self.tasks) else []
+            is_complete = len(self.outcome_by_index) == len(self.tasks)
+            return [self.outcome_by_index[index] for index in range(len(self.tasks))] if is_complete else []
         loaded = (worker for worker in self.pool._running if worker.job != LOADING)
         return [worker.loaded for worker in loaded if worker.function == self.function]
 
     def _give_out_work(self) -> None:
         running = self.pool._running
-        while len(running) < min(self.pool.num_workers, max(1, len(self.tasks) - len(self.done))):
+        while len(running) < min(self.pool.num_workers, max(1, len(self.tasks) - len(self.outcome_by_index))):
             self._start()
         for worker in running:
             if worker.job == IDLE and worker.function != self.function:
@@ -155,44 +166,48 @@ class _Run:
 
     def _settle(self, worker: Worker, outcome: Outcome) -> None:
         if outcome.status == Status.CRASH:
-            late = monotonic() >= worker.deadline
-            worker.kill()  # it may have answered nonsense
-            late |= worker.process.returncode == 128 + signal.SIGPROF
-            self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
+            timed_out = monotonic() >= worker.deadline
+            # It may have answered nonsense, and run on.
+            worker.kill()
+            timed_out |= worker.process.returncode == 128 + signal.SIGPROF
+            self._lose(worker, Status.TIMEOUT if timed_out else Status.CRASH)
         elif outcome.status == Status.TIMEOUT:
             self._lose(worker, Status.TIMEOUT)
         elif worker.job == LOADING:
             worker.job, worker.loaded = IDLE, outcome
             if outcome.status != Status.OK:
-                failed, worker.function = worker.function, ""
-                if failed == self.function:  # else it is from the previous map, which ended without this worker
-                    raise LoadError(f"cannot load {failed}: {outcome.error}")
-        elif outcome.status == Status.MEMORY:  # the task may have left much behind: start a new worker
+                function, worker.function = worker.function, ""
+                # Another function is from the previous map, which ended without this worker.
+                if function == self.function:
+                    raise LoadError(f"cannot load {function}: {outcome.error}")
+        elif outcome.status == Status.MEMORY:
+            # The task may have left much behind: start a new worker.
             self._lose(worker, Status.MEMORY)
         else:
-            self.done[worker.job] = outcome
+            self.outcome_by_index[worker.job] = outcome
             worker.job = IDLE
 
     def _lose(self, worker: Worker, status: str) -> None:
         """Kills the worker, and tries its task again unless its time was up."""
         worker.kill()
         self.pool._running.remove(worker)
-        late = status == Status.TIMEOUT
+        timed_out = status == Status.TIMEOUT
         if worker.job == LOADING:
-            self.loads_lost += 1
-            if late or self.loads_lost > self.pool.num_workers:
-                raise LoadError(f"cannot load {self.function}: the worker {'hung' if late else 'died'}")
+            self.num_lost_loads += 1
+            if timed_out or self.num_lost_loads > self.pool.num_workers:
+                raise LoadError(f"cannot load {self.function}: the worker {'hung' if timed_out else 'died'}")
             return
-        self._start()  # now, so that it is ready for the next call
-        if late or worker.job in self.retried:
-            self.done[worker.job] = Outcome(status)
+        # Started at once, the new worker is ready for the next call.
+        self._start()
+        if timed_out or worker.job in self.retried:
+            self.outcome_by_index[worker.job] = Outcome(status)
         else:
             self.retried.add(worker.job)
             self.waiting.appendleft(worker.job)
 
 
 def _stop(running: list[Worker]) -> None:
-    """Kills every worker. In a fork of the process that started them nothing happens to them: Popen knows its own."""
+    """Kills every worker. In a fork of the process that started the workers it does nothing to them, as Popen sees."""
     for worker in running:
         worker.kill()
     running.clear()

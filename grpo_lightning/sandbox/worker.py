@@ -1,4 +1,4 @@
-"""A worker process as its pool sees it, and the outcome of a task."""
+"""A worker process from outside, and the outcome of a task."""
 
 import contextlib
 import json
@@ -18,43 +18,58 @@ from grpo_lightning.types import Status
 
 SCRIPT = Path(__file__).with_name("main.py")
 IDLE, LOADING = -1, -2
-LOOK_SECONDS = 0.1  # after which whoever waits looks whether another thread has closed the pool
-LOAD_SECONDS = 120.0  # that a worker may take to import its function
+LOOK_SECONDS = 0.1
+"""Seconds between two looks of a waiting thread whether another thread has closed the pool."""
+LOAD_SECONDS = 120.0
+"""Seconds that a worker may take to import its function."""
 
 
 @dataclass(slots=True)
 class Outcome:
     """The outcome of one task."""
 
-    status: str  # `ok`, `error` (it raised), `timeout`, `memory` (over the limit) or `crash` (it ended two workers)
-    value: Any = None  # what the function returned, if the status is `ok`
-    error: str = ""  # line, type and message of the exception, if the status is `error`
+    status: str
+    """`ok`, `error` (it raised), `timeout`, `memory` (over the limit) or `crash` (it ended two workers)."""
+    value: Any = None
+    """The function's result, if the status is `ok`."""
+    error: str = ""
+    """Line, type and message of the exception, if the status is `error`."""
 
 
 class Channel:
-    """A socket to a process that answers one request at a time: JSON lines, of which the second repeats a number.
+    """A connection to a process that answers one request at a time, in JSON lines. An answer repeats the number.
 
-    An answer may have `max_bytes`.
+    Args:
+        connection: The socket.
+        max_bytes: Longest answer in bytes.
     """
 
-    def __init__(self, own: socket.socket, max_bytes: float = math.inf) -> None:
-        self.socket, self.max_bytes = own, max_bytes
-        self.number, self.deadline, self.unread = 0, math.inf, b""  # of the last request
+    def __init__(self, connection: socket.socket, max_bytes: float = math.inf) -> None:
+        self.socket = connection
+        self.max_bytes = max_bytes
+        self.number = 0
+        """The number of the last request."""
+        self.deadline = math.inf
+        """The time, by `monotonic`, at which its answer is late."""
+        self.unread = b""
+        """The part of its answer that has come."""
 
     def send(self, request: dict[str, Any], seconds: float, sockets: Sequence[socket.socket] = ()) -> bool:
         """Makes a request, to be answered within some seconds. Returns False if the process has ended."""
-        self.number, self.unread, self.deadline = self.number + 1, b"", monotonic() + seconds
+        self.number += 1
+        self.unread = b""
+        self.deadline = monotonic() + seconds
         data = json.dumps(request | {"number": self.number}, default=str).encode() + b"\n"
         with contextlib.suppress(OSError):
             self.socket.settimeout(seconds)
             if sockets:
-                data = data[socket.send_fds(self.socket, [data], [one.fileno() for one in sockets]) :]
+                data = data[socket.send_fds(self.socket, [data], [passed.fileno() for passed in sockets]) :]
             self.socket.sendall(data)
             return True
         return False
 
     def receive(self) -> Outcome | None:
-        """The answer; None while it is incomplete. It is `crash` if the process has ended, or answers nonsense."""
+        """Returns the answer; None while it is incomplete; `crash` if the process has ended, or answers nonsense."""
         with contextlib.suppress(OSError):
             chunk = self.socket.recv(1 << 16)
             self.unread += chunk
@@ -73,50 +88,56 @@ AnyChannel = TypeVar("AnyChannel", bound=Channel)
 
 
 def settled(channels: Sequence[AnyChannel]) -> dict[AnyChannel, Outcome]:
-    """The outcomes of the requests that are answered or late, after waiting for one for at most LOOK_SECONDS."""
-    poll = select.poll()  # unlike select.select, for descriptors above 1023 too
+    """Returns the outcomes of requests that are answered or late, after a wait of at most LOOK_SECONDS."""
+    # Unlike `select.select`, it takes descriptors above 1023.
+    poll = select.poll()
     for channel in channels:
         poll.register(channel.socket, select.POLLIN)
     patience = min((channel.deadline for channel in channels), default=0.0) - monotonic()
     readable = dict(poll.poll(math.ceil(1000 * max(0.0, min(patience, LOOK_SECONDS)))))
-    found = {one: one.receive() for one in channels if one.socket.fileno() in readable}
-    late = {one: Outcome(Status.TIMEOUT) for one in channels if monotonic() >= one.deadline}
-    return late | {one: outcome for one, outcome in found.items() if outcome}
+    answers = {channel: channel.receive() for channel in channels if channel.socket.fileno() in readable}
+    timeouts = {channel: Outcome(Status.TIMEOUT) for channel in channels if monotonic() >= channel.deadline}
+    return timeouts | {channel: outcome for channel, outcome in answers.items() if outcome}
 
 
 class Process(Channel):
     """A script that reads requests from its stdin, and answers on its stdout."""
 
     def __init__(self, script: Path, *arguments: float) -> None:
-        own, other = socket.socketpair()
-        super().__init__(own)
-        # Sets have the same order in every process and every run.
+        connection, remote = socket.socketpair()
+        super().__init__(connection)
         variables = {"SYMPY_GROUND_TYPES": "python", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        with other:
+        # Sets have the same order in every process and every run.
+        variables["PYTHONHASHSEED"] = "0"
+        with remote:
             self.process = subprocess.Popen(
                 [sys.executable, str(script), *map(str, arguments)],
-                stdin=other.fileno(),
-                stdout=other.fileno(),
-                env=os.environ | variables | {"PYTHONHASHSEED": "0"},
-                start_new_session=True,  # a group of its own: kill() reaches child processes, Ctrl-C does not
+                stdin=remote.fileno(),
+                stdout=remote.fileno(),
+                env=os.environ | variables,
+                # In a new process group `kill` reaches its child processes, and Ctrl-C does not.
+                start_new_session=True,
             )
 
 
 class Worker(Process):
-    """One process and its job: the index of a task, IDLE or LOADING."""
+    """A process that runs a pool's tasks, and its job: the index of a task, IDLE or LOADING."""
 
     def __init__(self, timeout: float, memory_limit_mb: int, cpu_seconds: float | None) -> None:
         super().__init__(SCRIPT, memory_limit_mb, timeout, cpu_seconds or 0)
-        self.function = ""  # the one that it has, or is loading
-        self.loaded = Outcome(Status.OK)  # of loading it
+        self.function = ""
+        """The function that it has, or is loading."""
+        self.loaded = Outcome(Status.OK)
+        """The outcome of loading the function."""
         self.job = IDLE
 
     def load(self, function: str) -> None:
-        """Lets the worker import a function."""
+        """Sends the request to import a function."""
         self.function, self.job = function, LOADING
         self.send({"load": function, "path": sys.path}, LOAD_SECONDS)
 
     def kill(self) -> None:
         """Ends the process and all that it has started."""
-        with self.socket, self.process:  # waits
-            self.process.terminate()  # it kills the worker, and cleans up
+        # Leaving the context waits for the process, which kills its worker and cleans up.
+        with self.socket, self.process:
+            self.process.terminate()

@@ -9,43 +9,49 @@ from grpo_lightning.types import Question, Stateful
 
 
 class QuestionOrder(Stateful, ABC):
-    """The order of the training questions. All ranks ask it alike and tell it the rewards of all: it is one order.
+    """The order of the training questions. Every rank makes the same calls, with the rewards of all ranks.
 
-    Its state holds questions that are asked and not observed yet too. It may be given that of another order.
+    Its state also holds questions that are asked and not observed yet. The state of another order may be loaded too.
     """
 
     questions: Sequence[Question]
+    """The questions to choose from, set by `setup`."""
     seed: int
+    """The seed of the run, set by `setup`."""
 
     def setup(self, questions: Sequence[Question], seed: int) -> None:
-        """Takes the questions to choose from, before the first is asked and before `load_state_dict`."""
+        """Takes the questions to choose from, before the first `next` and before `load_state_dict`."""
         self.questions, self.seed = questions, seed
 
     @abstractmethod
     def next(self, ids: range) -> list[int]:
-        """The rows of the questions that are asked under `ids`, which count questions from 0 and key random numbers."""
+        """Returns the index of the question that is asked under each id.
+
+        Ids count asked questions from 0, and key random numbers.
+        """
 
     def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:
-        """Learns from a step as its rollouts are taken; returns metrics of the order by their whole names.
+        """Learns from a step when the loop takes its rollouts; returns metrics of the order by their full names.
 
         Args:
-            rewards: The grader's values of the completions of each id, by rising ids. NaN: scoring failed.
+            rewards: The grader's values of the completions of each id, in the order of the ids. NaN: scoring failed.
         """
         return {}
 
 
 class Shuffled(QuestionOrder):
-    """Every question once per pass over the data; each pass has its own order."""
+    """Asks every question once per pass over the data, in a new random order for each pass."""
 
     def __init__(self) -> None:
         self._pass: tuple[int, list[int]] = (-1, [])
+        """The number of a pass, and its order of the questions."""
 
     def next(self, ids: range) -> list[int]:
         return [self._row(id) for id in ids]
 
     def _row(self, id: int) -> int:
-        cycle, position = divmod(id, len(self.questions))
-        if self._pass[0] != cycle:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + cycle)
-            self._pass = cycle, torch.randperm(len(self.questions), generator=generator).tolist()
+        number, position = divmod(id, len(self.questions))
+        if self._pass[0] != number:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+            self._pass = number, torch.randperm(len(self.questions), generator=generator).tolist()
         return self._pass[1][position]

@@ -11,12 +11,12 @@ from grpo_lightning.types import UsageError, require
 
 
 @contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Puts a place, such as `train.jsonl:17`, before the message of a UsageError."""
+def naming(location: str) -> Iterator[None]:
+    """Puts a location, such as `train.jsonl:17`, before the message of a UsageError."""
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{place}: {error}") from error
+        raise UsageError(f"{location}: {error}") from error
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
@@ -30,7 +30,8 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not start.startswith(b"["):  # many a .json file holds JSON lines
+    # Many .json files hold JSON lines.
+    if not start.startswith(b"["):
         return _jsonl(path)
     with naming(str(path)):
         return enumerate(_parsed(_decoded(path.read_bytes())), 1)
@@ -41,7 +42,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         reader = csv.reader(map(_decoded, file), strict=True)
         while True:
-            number = reader.line_num + 1  # a row with line breaks in its cells has several lines
+            # The first line of the row, which has several lines if its cells have line breaks.
+            number = reader.line_num + 1
             with naming(f"{path}:{number}"):
                 try:
                     cells = next(reader, None)
@@ -50,8 +52,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
                 if cells is None:
                     return
                 if cells and header:
-                    fault = f"{len(cells)} cells under a header of {len(header)}"
-                    require(len(cells) == len(header), f"{fault}: fix the row")
+                    if len(cells) != len(header):
+                        raise UsageError(f"{len(cells)} cells under a header of {len(header)}: fix the row")
                     yield number, dict(zip(header, cells, strict=True))
                 elif cells:
                     header = cells
@@ -64,7 +66,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
     try:
         with ParquetFile(path) as file:
-            names, rows = file.schema_arrow.names, file.read().to_pylist()
+            names = file.schema_arrow.names
+            rows = file.read().to_pylist()
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not Parquet: {error}") from error
     with naming(str(path)):
@@ -83,9 +86,9 @@ def _decoded(data: bytes) -> str:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises UsageError for a column that is there twice: only one of them would be read."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    require(twice is None, f"two columns are called {twice!r}: rename one")
+    """Raises UsageError if two columns have the same name: only one of them would be read."""
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    require(repeated is None, f"two columns are called {repeated!r}: rename one")
 
 
 def _row(cells: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,46 +13,53 @@ from grpo_lightning.tasks.task import Split, Task
 from grpo_lightning.types import Message, Question, UsageError, at_least, require
 
 ANSWER = "answer"
-"""The column of gold answers, if it is there and no other is named."""
+"""The column of gold answers, if the table has it and no other is set."""
 
 
 class Table(Task):
-    r"""The common part of tables: the columns that a question is made of, and which rows are left out.
+    r"""The base of tables: reads questions from columns, and leaves out rows.
 
     Args:
         question: Column that holds the question, or a conversation: a list of messages with `role` and `content`,
             whose last is the question. Such rows need `data.chat`.
-        answer: Column that holds the gold answer. Rows may lack one where neither a reward nor the judge reads it.
+        answer: Column that holds the gold answer. Rows may lack it where neither a reward nor the grader reads it.
         answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
             such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
-        max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
-            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and one for the result.
+        max_lines: Leave out rows whose answer column has more lines: the harder questions, where it holds worked
+            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and a line for the result.
+        splits: The value of each split's argument; the subclass reads it in `_table`.
     """
 
     def __init__(
         self, question: str, answer: str, answer_pattern: str, max_lines: int | None, **splits: str | None
     ) -> None:
         at_least("data.task.max_lines", max_lines, 1)
-        self.question, self.answer, self.answer_pattern = question, answer, _compiled(answer_pattern)
-        self.max_lines, self.splits = max_lines, splits
+        self.question = question
+        self.answer = answer
+        self.answer_pattern = _compiled(answer_pattern)
+        self.max_lines = max_lines
+        self.splits = splits
 
     @abstractmethod
-    def _table(self, split: Split, given: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
-        """The table's name in messages, that in `Question.source`, and its numbered rows."""
+    def _table(self, split: Split, location: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
+        """Returns the table's name in messages, its name in `Question.source`, and its numbered rows."""
 
     def questions(self, split: Split) -> Sequence[Question]:
         table, source, rows = self._table(split, self.splits.get(split))
-        most = None if split == "predict" else self.max_lines
-        read: list[tuple[Question, int]] = []
+        max_lines = None if split == "predict" else self.max_lines
+        questions: list[Question] = []
+        num_rows = 0
         for number, row in rows:
             with naming(f"{table}:{number}"):
                 question = self._question(f"{source}:{number}", row, split)
-            read.append((question, sum(bool(line.strip()) for line in str(row.get(self.answer)).splitlines())))
-        require(bool(read), f"data.task.{split}: {table} has no rows: give a table with at least one question")
-        questions = [question for question, num_lines in read if most is None or num_lines <= most]
+            num_rows += 1
+            num_lines = sum(bool(line.strip()) for line in str(row.get(self.answer)).splitlines())
+            if max_lines is None or num_lines <= max_lines:
+                questions.append(question)
+        require(num_rows > 0, f"data.task.{split}: {table} has no rows: give a table with at least one question")
         if not questions:
             raise UsageError(
-                f"data.task.max_lines={most}: each of the {len(read)} answers of {table} has more lines; give more"
+                f"data.task.max_lines={max_lines}: each of the {num_rows} answers of {table} has more lines; give more"
             )
         return questions
 
@@ -60,22 +67,24 @@ class Table(Task):
         require(isinstance(row, dict), f"expected an object of columns and values, found {_kind(row)}")
         try:
             json.dumps(row, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError as error:  # JSON can escape halves of a character: "\ud83d"
+        except UnicodeEncodeError as error:
+            # JSON can escape halves of a character: "\ud83d".
             raise UsageError(f"{error.object[error.start]!r} is half a character: fix the row") from error
-        *history, asked = self._turns(row)
-        if asked["role"] != "user" or is_missing(asked["content"]):
-            raise UsageError(f"column {self.question!r} ends with {asked}: its last turn is the question, of user")
-        # A column that was named must be there; not every table has gold answers.
+        *history, last_turn = self._turns(row)
+        if last_turn["role"] != "user" or is_missing(last_turn["content"]):
+            raise UsageError(f"column {self.question!r} ends with {last_turn}: its last turn is the question, of user")
+
+        # A column that was set must be in the row; not every table has gold answers.
         may_lack = self.answer in row or self.answer == ANSWER or split == "predict"
         lacks_answer = may_lack and is_missing(row.get(self.answer))
         answer = "" if lacks_answer else self._gold(self._cell(row, "answer", self.answer))
         metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
         if self.answer_pattern is not None and not lacks_answer:
-            metadata.setdefault("solution", str(row[self.answer]))  # the whole cell
-        return Question(asked["content"], answer, source, metadata, history)
+            metadata.setdefault("solution", str(row[self.answer]))
+        return Question(last_turn["content"], answer, source, metadata, history)
 
     def _turns(self, row: dict[str, Any]) -> list[Message]:
-        """The turns up to the question: one where its column holds text, or the messages of a conversation."""
+        """Returns the turns up to the question: one turn if its column holds text, or a conversation's messages."""
         cell = row.get(self.question)
         if not isinstance(cell, list) or not cell:
             return [Message(role="user", content=self._cell(row, "question", self.question))]
@@ -88,7 +97,7 @@ class Table(Task):
             ) from error
 
     def _gold(self, cell: str) -> str:
-        """The gold answer in a cell."""
+        """Returns the gold answer in a cell."""
         if self.answer_pattern is None:
             return cell.strip()
         matches = self.answer_pattern.findall(cell)
@@ -102,14 +111,15 @@ class Table(Task):
 
     @staticmethod
     def _cell(row: dict[str, Any], key: str, column: str) -> str:
-        """The text of a cell."""
+        """Returns the text of a cell."""
         if column not in row:
             raise UsageError(
                 f"no column {column!r} (data.task.{key}={column!r}); there are "
                 f"{', '.join(map(repr, row)) or 'none'}: fix the row or set data.task.{key}"
             )
-        cell, name = row[column], f"column {column!r} (data.task.{key})"
-        if key == "answer" and isinstance(cell, list) and all(isinstance(part, str) for part in cell):
+        cell = row[column]
+        name = f"column {column!r} (data.task.{key})"
+        if key == "answer" and isinstance(cell, list) and all(isinstance(answer, str) for answer in cell):
             cell = ", ".join(cell)
         require(not is_missing(cell), f"{name} is empty: every row needs a {key}")
         if not isinstance(cell, str | Number) or isinstance(cell, bool):
@@ -118,11 +128,11 @@ class Table(Task):
 
 
 class JsonPrompts(Table):
-    r"""Questions from your own files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
+    r"""Reads questions from your files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
 
     All columns but the question and the answer go into the question's metadata; with a pattern the whole answer cell
-    does too, as `solution`. Cells are used as they are written
-    (CSV is all text); only the answer loses the white space around it.
+    does too, as `solution`. Cells are used as they are written (CSV is all text); only the answer loses the white
+    space around it.
 
     Args:
         train: File to train on (.jsonl, .json, .csv or .parquet).
@@ -139,18 +149,20 @@ class JsonPrompts(Table):
         predict: str | None = None,
         question: str = "question",
         answer: str = "answer",
-        answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
+        # Not None: YAML reads a leading # as a comment, and then the value as null.
+        answer_pattern: str = "",
         max_lines: int | None = None,
     ) -> None:
         super().__init__(question, answer, answer_pattern, max_lines, train=train, val=val, test=test, predict=predict)
 
-    def _table(self, split: Split, given: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
-        if given is None:
+    def _table(self, split: Split, location: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
+        if location is None:
             raise UsageError(f"data.task.{split} is not set: give the path of a .jsonl, .json, .csv or .parquet file")
-        path = Path(given).expanduser()
-        key = f"data.task.{split}={given!r}"
-        found = "is a folder" if path.is_dir() else f"does not exist (looked in {path.absolute().parent})"
-        require(path.is_file(), f"{key} {found}: give the path of a file")
+        path = Path(location).expanduser()
+        key = f"data.task.{split}={location!r}"
+        if not path.is_file():
+            fault = "is a folder" if path.is_dir() else f"does not exist (looked in {path.absolute().parent})"
+            raise UsageError(f"{key} {fault}: give the path of a file")
         ending = path.suffix.lower()
         require(ending in READERS, f"{key}: the ending {path.suffix!r} is not one of {', '.join(READERS)}")
         return str(path), path.name, READERS[ending](path)
@@ -176,12 +188,12 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def _text_of(content: Any) -> str:
-    """The content of a message, which may be a list of parts with a text each."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    """Returns the text of a message's content, which may be a list of parts with a text each."""
+    return content if isinstance(content, str) else "".join(text_part["text"] for text_part in content)
 
 
 def is_missing(cell: Any) -> bool:
-    """True for a cell that holds nothing: null, blanks, NaN as pandas and Parquet have it, or a list of such."""
+    """Returns True for a cell that holds nothing: null, blanks, NaN as in pandas and Parquet, or a list of these."""
     if isinstance(cell, list):
         return all(map(is_missing, cell))
     return cell is None or str(cell).strip().lower() in ("", "nan", "nat", "<na>")

@@ -13,13 +13,13 @@ class Task(ABC):
     """A source of questions. The splits do not overlap, and a split is the same at every call."""
 
     grader: ClassVar[str | None] = None
-    """The grader, the reward that decides what is right: its class, by name or import path. None: nothing is known.
+    """The class of the grader, the reward that decides what is right: its name or import path. None: no known grader.
 
-    It is made without arguments; `model.validation.grader` overrides it."""
+    The grader is made without arguments; `model.validation.grader` overrides it."""
 
     @abstractmethod
     def questions(self, split: Split) -> Sequence[Question]:
-        """The questions of `split`, in a fixed order.
+        """Returns the questions of `split`, in a fixed order.
 
         Raises:
             UsageError: The split does not exist, is empty, or has a bad row; the message names file and line.
@@ -30,7 +30,8 @@ class Questions(Protocol):
     """The endless stream of training questions, as prompts."""
 
     def ask(self, ids: range) -> list[Prompt]:
-        """This rank's prompts of those that are asked under `ids`. Every rank asks, in the order of the ids.
+        """Returns this rank's prompts among the prompts that are asked under `ids`.
 
-        An order may depend on rewards: a source asks in the main thread, so that a run can be repeated.
+        Every rank makes the call, in the order of the ids. The order of the questions may depend on rewards: a source
+        calls from the main thread, so that a run can be repeated.
         """

@@ -21,7 +21,7 @@ from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import Scores
-from grpo_lightning.rewards.reward import Reward, measured_by, title_of
+from grpo_lightning.rewards.reward import Reward, meaning_of_mean, title_of
 from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.sandbox.pool import WorkerPool
 from grpo_lightning.training import internals
@@ -102,7 +102,7 @@ class Evaluation(torch.nn.Module):
     @property
     def measure(self) -> str:
         """The meaning of avg@k and greedy: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
-        return measured_by(title_of(type(self.grader).__name__, vars(self.grader)))
+        return meaning_of_mean(title_of(type(self.grader).__name__, vars(self.grader)), self.grader.gives_verdicts)
 
     def set_grader(self, given: Reward | str | None) -> None:
         """Lets a reward, or a class of rewards, decide what is right; None: the one that does in training.

@@ -104,7 +104,8 @@ class SamplerGap(Watcher):
         mean_gap, far_fraction = mismatch.gaps()
         is_far = far_fraction > FAR_FRACTION and tolerance <= FAR
         if mean_gap > MEAN_FRACTION * tolerance or is_far:
-            causes = f". {engine.gap_causes}" if engine.gap_causes else ""
+            gap_causes = getattr(engine, "gap_causes", "")
+            causes = f". {gap_causes}" if gap_causes else ""
             raise UsageError(
                 f"model.engine={type(engine).__name__}: "
                 f"the sampler's and the policy's log-probs of the same tokens differ by {mean_gap:.2g} nats on average"

@@ -220,7 +220,7 @@ class TaskData(L.LightningDataModule, Observer):
                 self.system,
                 self.chat_template_kwargs,
                 key="data.chat=true",
-                fix="set data.chat=false and write data.template",
+                advice="set data.chat=false and write data.template",
             )
         with naming(question.source):
             if self.system and any(turn["role"] == "system" for turn in history):

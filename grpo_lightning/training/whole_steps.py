@@ -121,7 +121,7 @@ class WholeSteps(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """As `teardown`, which Lightning skips after an exception. The program ends once servers draw no more."""
         self.teardown(trainer, pl_module, "fit")
-        if pl_module.explorer.engine.draws_elsewhere:
+        if getattr(pl_module.explorer.engine, "draws_elsewhere", False):
             pl_module.teardown("fit")
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ def grid(n: int) -> Tensor:
     return (torch.arange(n, dtype=torch.float64) + 0.5).div(n).float()
 
 
-def drawn(logits: Tensor, sampling: Sampling, n: int = 20_000) -> Tensor:
+def shares_of(logits: Tensor, sampling: Sampling, n: int = 20_000) -> Tensor:
     """[V] how often each token is drawn over the grid, as shares."""
     tokens, _ = draw(logits.expand(n, -1), grid(n), sampling)
     return tokens.bincount(minlength=len(logits)) / n
@@ -60,7 +60,7 @@ FILTERS = {
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
 def test_frequencies_are_the_softmax_of_the_logits_over_the_temperature(temperature):
     # Over a uniform grid the shares are those of the distribution to 1/n.
-    shares = drawn(LOGITS, Sampling(temperature=temperature))
+    shares = shares_of(LOGITS, Sampling(temperature=temperature))
     assert shares.tolist() == pytest.approx(softmax(LOGITS, temperature), abs=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_filters_keep_and_renormalise_what_their_definitions_say(name, temperatu
     tokens = kept(probabilities, sampling)
     total = sum(probabilities[token] for token in tokens)
     expected = [p / total if token in tokens else 0 for token, p in enumerate(probabilities)]
-    assert drawn(LOGITS, sampling).tolist() == pytest.approx(expected, abs=1e-4)
+    assert shares_of(LOGITS, sampling).tolist() == pytest.approx(expected, abs=1e-4)
     token, logp = draw(LOGITS.expand(1000, -1), grid(1000), sampling)
     for t, value in zip(token.tolist(), logp.tolist(), strict=True):
         assert value == pytest.approx(math.log(expected[t]), abs=1e-5)
@@ -95,7 +95,7 @@ def test_the_largest_number_stays_below_every_total():
 
 
 def test_top_k_keeps_all_of_equally_likely_tokens():
-    shares = drawn(torch.tensor([1.0, 3.0, 1.0, 0.0]), Sampling(top_k=2))
+    shares = shares_of(torch.tensor([1.0, 3.0, 1.0, 0.0]), Sampling(top_k=2))
     total = 2 * math.e + math.e**3
     assert shares.tolist() == pytest.approx([math.e / total, math.e**3 / total, math.e / total, 0], abs=1e-4)
 
@@ -108,7 +108,7 @@ def test_tokens_of_no_probability_at_the_ends_are_never_drawn(uniform):
     assert logp.isfinite().all()
 
 
-def test_greedy_takes_the_likeliest_and_notes_the_log_prob_of_temperature_one():
+def test_greedy_takes_the_likeliest_token_with_its_log_prob_at_temperature_1():
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 1.0, 1.0]])
     token, logp = draw(logits, torch.tensor([0.99, 0.99]), Sampling(temperature=0.0))
     assert token.tolist() == [1, 0]

@@ -83,13 +83,18 @@ def test_a_completion_ends_with_the_token_that_completes_a_string(kind: str) -> 
     assert ended > TRIALS / 2
 
 
-@pytest.mark.parametrize("every", [1, 3, 8])
+def checked_every(stops: StopStrings, ids: list[int], interval: int) -> int | None:
+    """The end that repeated checks find."""
+    ends = (stops.first_end(ids[: start + interval], start) for start in range(0, len(ids), interval))
+    return next(filter(None, ends), None)
+
+
+@pytest.mark.parametrize("interval", [1, 3, 8])
 @pytest.mark.parametrize("kind", ALL)
-def test_looking_now_and_then_finds_the_same(kind: str, every: int) -> None:
+def test_repeated_checks_find_the_same_end(kind: str, interval: int) -> None:
     for seed, ids, strings in cases(kind):
         stops = StopStrings(policy(kind, seed), strings)
-        looks = (stops.first_end(ids[: seen + every], seen) for seen in range(0, len(ids), every))
-        assert next(filter(None, looks), None) == completed(kind, seed, ids, strings)
+        assert checked_every(stops, ids, interval) == completed(kind, seed, ids, strings)
 
 
 def test_a_string_may_be_in_one_token_over_many_or_end_in_the_middle_of_one() -> None:
@@ -128,9 +133,9 @@ RARE: dict[str, tuple[str, list[str], str, int | None]] = {
 """A kind of tokenizer, tokens, a stop string, and the number of tokens that complete it."""
 
 
-@pytest.mark.parametrize("every", [1, 3, 64, 999])
+@pytest.mark.parametrize("interval", [1, 3, 64, 999])
 @pytest.mark.parametrize("case", RARE)
-def test_what_random_texts_rarely_have(case: str, every: int) -> None:
+def test_stop_strings_in_rare_texts(case: str, interval: int) -> None:
     kind, tokens, string, expected = RARE[case]
     decoder = ALL[kind](random.Random(0)).backend_tokenizer.decoder
     own = Policy.from_model(model_of("llama"), of([*tokens], decoder, clean_up_tokenization_spaces=kind == "tidied"))
@@ -138,8 +143,7 @@ def test_what_random_texts_rarely_have(case: str, every: int) -> None:
     texts = [own.tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, len(ids) + 1)]
     assert next((end for end, text in enumerate(texts, start=1) if string in text), None) == expected
     stops = StopStrings(own, [string])
-    looks = (stops.first_end(ids[: seen + every], seen) for seen in range(0, len(ids), every))
-    assert next(filter(None, looks), None) == expected
+    assert checked_every(stops, ids, interval) == expected
     assert len(stops.cut(Completion(ids, None, FinishReason.LENGTH)).token_ids) == (expected or len(ids))
 
 

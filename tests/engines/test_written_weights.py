@@ -1,4 +1,4 @@
-"""Weights that somebody writes in place, without a word to `Policy.version`."""
+"""Weights that are written in place, without a new `Policy.version`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,9 +19,13 @@ if Native := optional("NativeEngine"):
     COPYING["packed"] = partial(Native, packed=True)
 
 
-def drawn(engine: RolloutEngine, policy: Policy) -> list[Completion]:
+def sampled(engine: RolloutEngine) -> list[Completion]:
+    return engine.complete(Request.from_prompts(PROMPTS, 2), Sampling(max_new_tokens=6), RandomKey())
+
+
+def sampled_from(engine: RolloutEngine, policy: Policy) -> list[Completion]:
     with engine.ready(policy):
-        return engine.complete(Request.from_prompts(PROMPTS, 2), Sampling(max_new_tokens=6), RandomKey())
+        return sampled(engine)
 
 
 def write(policy: Policy) -> None:
@@ -35,32 +39,31 @@ def write(policy: Policy) -> None:
 def test_an_engine_with_copies_draws_from_what_was_written(kind: str) -> None:
     engine, policy = COPYING[kind](), policy_of("llama")
     with engine.awake():
-        assert gap(policy, PROMPTS, drawn(engine, policy)) < 1e-4
+        assert gap(policy, PROMPTS, sampled_from(engine, policy)) < 1e-4
         version = policy.version
         write(policy)
         assert policy.version == version
-        assert gap(policy, PROMPTS, drawn(engine, policy)) < 1e-4
+        assert gap(policy, PROMPTS, sampled_from(engine, policy)) < 1e-4
         with engine.ready(policy):
             write(policy)
-            requests, sampling = Request.from_prompts(PROMPTS, 2), Sampling(max_new_tokens=6)
             if kind == "packed":
-                assert gap(policy, PROMPTS, engine.complete(requests, sampling, RandomKey())) < 1e-4
+                assert gap(policy, PROMPTS, sampled(engine)) < 1e-4
 
 
 def test_an_engine_copies_as_often_as_weights_were_written() -> None:
     engine, policy = Copying(), policy_of("llama")
-    drawn(engine, policy)
-    drawn(engine, policy)
+    sampled_from(engine, policy)
+    sampled_from(engine, policy)
     assert engine.num_syncs == 1
     values = policy.state_dict()
     saved = {name: value.clone() for name, value in values.items()}
     write(policy)
-    drawn(engine, policy)
-    drawn(engine, policy)
+    sampled_from(engine, policy)
+    sampled_from(engine, policy)
     assert engine.num_syncs == 2
     for name, value in values.items():
         value.copy_(saved[name])
-    drawn(engine, policy)
+    sampled_from(engine, policy)
     assert engine.num_syncs == 3
 
 
@@ -89,19 +92,20 @@ def test_an_adapter_that_is_switched_off_is_another_policy() -> None:
     assert policy.fingerprint() == before
 
 
-def test_autocast_casts_weights_anew_when_they_were_swapped() -> None:
-    """It keeps casts by the tensor: the reference would be computed with the policy's."""
+@torch.no_grad()
+def test_autocast_casts_weights_again_when_they_were_swapped() -> None:
+    """It caches casts by the tensor: the reference would be computed with the policy's."""
     policy, rollouts = adapted(moved=0.1), rollouts_of([5, 7])
     reference = FrozenCopy()
     reference.refresh(policy)
     move(policy, 0.3)
     values = {name: value.clone() for name, value in policy.trained_state_dict().items()}
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):
         expected_reference = reference(policy, rollouts)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):
         expected_policy = policy(rollouts).logp
     assert not expected_policy.equal(expected_reference)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
             assert policy(rollouts).logp.equal(expected_policy)
             assert reference(policy, rollouts).equal(expected_reference)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.adapters import adapted, move
 from helpers.fitting import relative
-from helpers.tiny import model_of, rollouts_of, tokenizer
+from helpers.tiny import model_of, rollouts_of, rows_of, tokenizer
 from peft import get_peft_model
 
 from grpo_lightning import Policy, UsageError
@@ -25,13 +25,10 @@ def logp(policy: Policy) -> torch.Tensor:
 
 def one_by_one(model: torch.nn.Module) -> None:
     """A backward per completion, with nothing of this package."""
-    start = 0
-    prompts = ROLLOUTS.prompt_token_ids.split(ROLLOUTS.prompt_lengths.tolist())
-    for row, length in enumerate(ROLLOUTS.lengths.tolist()):
-        prompt, completion = prompts[int(ROLLOUTS.group[row])], ROLLOUTS.token_ids[start : start + length]
+    for row in rows_of(ROLLOUTS):
+        prompt, completion = torch.tensor(row["prompt"]), torch.tensor(row["token_ids"])
         logits = model(input_ids=torch.cat([prompt, completion])[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
         logits.log_softmax(-1).gather(-1, completion[:, None]).sum().backward()
-        start += length
 
 
 # PEFT asks by a name that transformers has renamed.

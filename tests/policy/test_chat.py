@@ -25,7 +25,7 @@ def test_the_turns_of_a_chat() -> None:
 
 def test_a_template_that_is_missing_or_refuses_is_the_users_mistake() -> None:
     with pytest.raises(UsageError, match=r"data.chat=true: .* no chat template; set data.chat=false"):
-        Chat(tokenizer(), key="data.chat=true", fix="set data.chat=false")
+        Chat(tokenizer(), key="data.chat=true", advice="set data.chat=false")
     with pytest.raises(UsageError, match=r"chat=true: .* refuses this \(no system turn\); set chat=false"):
         written("{{ raise_exception('no system turn') }}")
 

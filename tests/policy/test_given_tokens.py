@@ -1,4 +1,4 @@
-"""Tokens that somebody else wrote inside a completion: the model sees them, no formula does.
+"""Context tokens inside a completion: the model sees them, no formula does.
 
 The reference is the padded batch of helpers/padded_loop.py.
 """
@@ -23,7 +23,7 @@ PROMPTS = [[10, 11, 12], [13]]
 GROUP = [0, 0, 0, 1, 1, 0, 1]
 # Two rows are pieces of one completion.
 COMPLETION = [0, 1, 2, 3, 3, 4, 5]
-# Negative: given. The first two share a prefix with its context, the third differs from them in the context alone.
+# Negative: context. The first two share a prefix with its context, the third differs from them in the context alone.
 TOKENS = [
     [20, -30, -31, 21, 22],
     [20, -30, -31, 21, 23, -40, -41],
@@ -34,29 +34,29 @@ TOKENS = [
     [20],
 ]
 COMPLETIONS = [[abs(token) for token in row] for row in TOKENS]
-DRAWN = [[token > 0 for token in row] for row in TOKENS]
-NUM_DRAWN = sum(sum(row) for row in DRAWN)
+SAMPLED = [[token > 0 for token in row] for row in TOKENS]
+NUM_SAMPLED = sum(map(sum, SAMPLED))
 SHARES = [True, False][-len(COMPUTES) :]
 """Whether prefixes are shared, which a plugin does."""
 TEMPERATURE, BETA, BONUS = 0.7, 0.1, 0.05
 
 
 def conversation() -> Rollouts:
-    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, DRAWN, row=torch.tensor(COMPLETION))
+    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, SAMPLED, row=torch.tensor(COMPLETION))
     rollouts.temperature = TEMPERATURE
     return rollouts
 
 
 def padded() -> Padded:
-    rows = [PROMPTS[group] + own for group, own in zip(GROUP, COMPLETIONS, strict=True)]
-    flags = [[False] * len(PROMPTS[group]) + own for group, own in zip(GROUP, DRAWN, strict=True)]
+    rows = [PROMPTS[group] + token_ids for group, token_ids in zip(GROUP, COMPLETIONS, strict=True)]
+    flags = [[False] * len(PROMPTS[group]) + is_sampled for group, is_sampled in zip(GROUP, SAMPLED, strict=True)]
     return Padded(rows, flags, GROUP, COMPLETION, TEMPERATURE)
 
 
-SIZE = BatchSize(num_completions=6, num_groups=2, num_tokens=NUM_DRAWN)
+SIZE = BatchSize(num_completions=6, num_groups=2, num_tokens=NUM_SAMPLED)
 
 
-def found(
+def results(
     policy: Policy, micro_batches: list[Rollouts], objective: Objective
 ) -> tuple[list[Tensor], float, dict[str, Tensor], list[Diagnostics]]:
     """The log π_θ of each micro-batch; J, its gradient and its diagnostics."""
@@ -64,10 +64,10 @@ def found(
     logps, total, diagnostics = [], 0.0, []
     for micro_batch in micro_batches:
         scored = policy(micro_batch, entropy_gradient=True)
-        value, seen = objective(scored.logp, scored.entropy, micro_batch)
+        value, micro_batch_diagnostics = objective(scored.logp, scored.entropy, micro_batch)
         value.backward()
         logps.append(scored.logp.detach())
-        diagnostics.append(seen)
+        diagnostics.append(micro_batch_diagnostics)
         total += float(value.detach())
     return logps, total, dict(gradients(policy)), diagnostics
 
@@ -105,14 +105,14 @@ COMBINED = list(
 
 
 @pytest.mark.parametrize(("surrogate", "weighting", "shape", "shares"), COMBINED)
-def test_log_probs_objective_and_gradient_are_those_of_a_padded_loop_with_a_loss_mask(
+def test_objective_and_gradient_are_those_of_a_masked_padded_loop(
     surrogate: type[Surrogate], weighting: type[TokenWeighting], shape: str, shares: bool
 ) -> None:
     policy = policy_with(shares, shape)
-    (member, loop), (own, weight) = SURROGATES[surrogate], WEIGHTINGS[weighting]
-    rollouts, objective = prepared(policy, member, own)
+    (member, loop), (weighting_member, weight) = SURROGATES[surrogate], WEIGHTINGS[weighting]
+    rollouts, objective = prepared(policy, member, weighting_member)
     logp, value, gradient = reference(policy, rollouts, padded(), loop, weight, BETA, BONUS)
-    (actual,), total, actual_gradient, _ = found(policy, [rollouts], objective)
+    (actual,), total, actual_gradient, _ = results(policy, [rollouts], objective)
     torch.testing.assert_close(actual.double(), logp, atol=5e-6, rtol=0)
     assert total == pytest.approx(value, rel=1e-5, abs=1e-6)
     assert relative(actual_gradient, gradient) < 1e-5
@@ -125,15 +125,16 @@ def test_the_bounds_hold_some_tokens_and_not_others() -> None:
         if cls in (surrogates.Reinforce, optional("SAPO"), optional("VESPO")):
             continue
         rollouts, objective = prepared(policy, member, weightings.Unweighted())
-        (seen,) = found(policy, [rollouts], objective)[3]
-        assert 0 < float(seen.clipped_low + seen.clipped_high) < float(seen.has_advantage), cls.__name__
+        (diagnostics,) = results(policy, [rollouts], objective)[3]
+        num_clipped = float(diagnostics.clipped_low + diagnostics.clipped_high)
+        assert 0 < num_clipped < float(diagnostics.has_advantage), cls.__name__
 
 
 @shared_and_not
 def test_packing_padding_and_order_do_not_change_the_gradient(shares: bool) -> None:
     policy = policy_with(shares)
     rollouts, objective = prepared(policy, SURROGATES[surrogates.Clipped][0], weightings.TokenMean())
-    _, total, whole, _ = found(policy, [rollouts], objective)
+    _, total, whole, _ = results(policy, [rollouts], objective)
     order = torch.tensor([4, 0, 6, 5, 2, 1, 3])
     half = [rollouts.select(order[:3]), rollouts.select(order[3:])]
     for micro_batches in (
@@ -143,16 +144,16 @@ def test_packing_padding_and_order_do_not_change_the_gradient(shares: bool) -> N
         rollouts.micro_batches(1, shares),
         rollouts.micro_batches(24, shares),
     ):
-        _, value, gradient, _ = found(policy, micro_batches, objective)
+        _, value, gradient, _ = results(policy, micro_batches, objective)
         assert value == pytest.approx(total, rel=1e-5, abs=1e-6)
         assert relative(gradient, whole) < 2e-6
     assert len(rollouts.micro_batches(24, shares)) > 1
 
 
-def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_sampled_tokens_have_weight_length_logits_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_with(True)
     rollouts, objective = prepared(policy, surrogates.Clipped(), weightings.SequenceMean())
-    assert rollouts.lengths.tolist() == [sum(flags) for flags in DRAWN]
+    assert rollouts.lengths.tolist() == [*map(sum, SAMPLED)]
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
     sums = torch.zeros(6).index_add(0, rollouts.spread(rollouts.row), rollouts.weight)
     assert sums.tolist() == pytest.approx([1 / 6] * 6)
@@ -160,6 +161,6 @@ def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: py
     policy.compute.fused = False
     logits = Head.__call__
     monkeypatch.setattr(Head, "__call__", lambda self, hidden: heads.append(len(hidden)) or logits(self, hidden))
-    (seen,) = found(policy, [rollouts], objective)[3]
-    assert heads == [NUM_DRAWN]
-    assert float(seen.tokens) == NUM_DRAWN
+    (diagnostics,) = results(policy, [rollouts], objective)[3]
+    assert heads == [NUM_SAMPLED]
+    assert float(diagnostics.tokens) == NUM_SAMPLED

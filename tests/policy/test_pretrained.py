@@ -36,7 +36,7 @@ def test_a_home_folder_is_found(folder, monkeypatch):
     ("path", "auto_class"),
     [("./nowhere", AutoConfig), ("~/nowhere", AutoTokenizer), ("some/where/else", AutoModelForCausalLM)],
 )
-def test_a_wrong_folder_gives_one_message_whatever_is_read(auto_class, path):
+def test_a_wrong_folder_gives_one_message(auto_class, path):
     with pytest.raises(UsageError) as caught:
         pretrained.load(auto_class, path, "reward.path")
     assert str(caught.value).startswith(f"reward.path={path}: no such folder (looked in ")
@@ -44,24 +44,23 @@ def test_a_wrong_folder_gives_one_message_whatever_is_read(auto_class, path):
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """The hub ids that the hub was asked for; it is made of what a test puts into `answers`."""
-    asked, answers = [], {}
+def hub(monkeypatch, tmp_path):
+    """A hub that notes the ids of its requests, and raises the `answers` to them."""
+    hub = SimpleNamespace(paths=[], answers={})
 
     def model_info(self, path, timeout=None):
-        asked.append(path)
-        if isinstance(answers.get(path), Exception):
-            raise answers[path]
+        hub.paths.append(path)
+        if isinstance(hub.answers.get(path), Exception):
+            raise hub.answers[path]
 
-    asked_of = type("Asked", (), {"paths": asked, "answers": answers})
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work" / "models").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
-    return asked_of
+    return hub
 
 
-def test_a_folder_that_has_the_name_of_an_owner_hides_the_hub_unless_the_model_is_in_the_cache(asked, tmp_path):
+def test_a_folder_named_like_an_owner_hides_the_hub_but_not_the_cache(hub, tmp_path):
     with pytest.raises(UsageError, match=r"in models, which is a folder here.* hf download models/mine"):
         pretrained.source("models/mine", "policy.path")
     snapshot = tmp_path / "cache" / "models--models--mine" / "snapshots" / "abc"
@@ -71,12 +70,12 @@ def test_a_folder_that_has_the_name_of_an_owner_hides_the_hub_unless_the_model_i
     (snapshot.parent.parent / "refs" / "main").write_text("abc")
     (tmp_path / "cache" / "models--models--mine" / "blobs").mkdir()
     assert pretrained.source("models/mine", "policy.path") == "models/mine"
-    assert asked.paths == []
+    assert hub.paths == []
 
 
 NOT_FOUND = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
 NOT_FOUND.response = SimpleNamespace(status_code=404)
-ASKED = [
+REQUESTS = [
     # What looks like a folder, or is no id, is not asked of the hub.
     *((path, None, [], "no such folder") for path in ("runs/mine", "./a", "a/b/c", "a/")),
     ("models/tiny_policy", None, [], "python tools/make_tiny_policy.py --out models/tiny_policy"),
@@ -89,17 +88,17 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "answer", "paths", "message"), ASKED)
-def test_what_the_hub_is_asked_and_answers(asked, path, answer, paths, message):
+@pytest.mark.parametrize(("path", "answer", "paths", "message"), REQUESTS)
+def test_requests_to_the_hub_and_messages(hub, path, answer, paths, message):
     Path("file").write_text("")
-    asked.answers[path] = answer
+    hub.answers[path] = answer
     if message:
         with pytest.raises(UsageError, match=message) as caught:
             pretrained.source(path, "policy.path")
         assert str(caught.value).startswith(f"policy.path={path}: ") and "\n" not in str(caught.value)
     else:
         assert pretrained.source(path, "policy.path") == path
-    assert asked.paths == paths
+    assert hub.paths == paths
 
 
 def test_without_the_hub_the_message_says_so(monkeypatch):
@@ -109,7 +108,7 @@ def test_without_the_hub_the_message_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("auto_class", [AutoConfig, AutoTokenizer, AutoModelForCausalLM])
-def test_a_folder_with_something_else_says_what_was_looked_for_and_why_not(tmp_path, auto_class):
+def test_a_folder_without_a_model_says_what_was_read_and_why_not(tmp_path, auto_class):
     (tmp_path / "notes.txt").write_text("no model here")
     with pytest.raises(UsageError) as caught:
         pretrained.load(auto_class, str(tmp_path), "reward.path")

@@ -83,9 +83,7 @@ def test_a_row_beside_a_long_one_has_the_log_probs_that_it_has_alone(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_long_completion_is_sampled_with_the_log_probs_that_it_is_scored_with(
-    model: PreTrainedModel, engine: str
-) -> None:
+def test_a_long_completion_is_scored_with_its_sampled_log_probs(model: PreTrainedModel, engine: str) -> None:
     policy = without_end(Policy.from_model(model, tokenizer()))
     sampler, sampling = ENGINES[engine](), Sampling(max_new_tokens=2 * ORIGINAL)
     sampler.check(policy, sampling)

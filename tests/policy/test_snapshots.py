@@ -15,7 +15,7 @@ def logp(policy: Policy) -> torch.Tensor:
         return policy(ROLLOUTS).logp
 
 
-def test_frozen_copy_keeps_the_log_probs_of_the_policy_as_it_was_when_it_was_refreshed(policy):
+def test_frozen_copy_keeps_the_log_probs_of_its_last_refresh(policy):
     copy, before = FrozenCopy(), logp(policy)
     copy.refresh(policy)
     first = copy.policy
@@ -37,7 +37,7 @@ def test_frozen_copy_has_no_dropout_even_if_the_policy_keeps_it():
     copy = FrozenCopy()
     copy.refresh(policy)
     assert copy(policy, ROLLOUTS).equal(before)
-    # Whoever puts the module that holds it into training mode does not mean the reference.
+    # Training mode of the module that holds the reference does not reach it.
     nn.ModuleList([policy, copy]).train()
     assert copy(policy, ROLLOUTS).equal(before)
     assert policy.training
@@ -50,6 +50,6 @@ def test_moving_average_goes_part_of_the_way(make):
     before = {name: value.clone() for name, value in policy.trained_state_dict().items()}
     update(policy)
     average.refresh(policy)
-    found = average.policy.state_dict()
+    averages = average.policy.state_dict()
     expected = {name: 0.25 * policy.state_dict()[name] + 0.75 * value for name, value in before.items()}
-    assert before and all(torch.allclose(found[name], value, atol=1e-6) for name, value in expected.items())
+    assert before and all(torch.allclose(averages[name], value, atol=1e-6) for name, value in expected.items())

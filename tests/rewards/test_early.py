@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,35 +71,33 @@ class Late(Early):
 
 @pytest.fixture
 def rewards(module: Path) -> Iterator[Callable[[], list[Reward]]]:
-    made: list[Reward] = []
+    with ExitStack() as stack:
 
-    def make() -> list[Reward]:
-        made.extend(
-            new := [
+        def make() -> list[Reward]:
+            rewards = [
                 Exact(),
                 FunctionReward(f"{module}:graded", num_workers=3, weight=0.1),
                 Product(FormatReward(pattern=".*boxed.*"), Exact(), weight=0.7),
                 OverlongPenalty(3, weight=-0.3),
             ]
-        )
-        return new
+            for reward in rewards:
+                stack.callback(reward.close)
+            return rewards
 
-    yield make
-    for reward in made:
-        reward.close()
+        yield make
 
 
 def test_scores_and_counts_are_those_of_all_samples_at_once(rewards: Callable[[], list[Reward]]) -> None:
     texts = [r"\boxed{1}", "raise", r"\boxed{\frac{2}{2}}", "nan", r"\boxed{x+2}", "dead", r"\boxed{2}", "1", ""]
     samples = [sample(text, prompt) for prompt in range(2) for text in texts]
     samples.insert(4, sample("lost", status=Status.TIMEOUT))
-    coming = [one for one in samples if not one.failed]
-    random.Random(1).shuffle(coming)
+    scorable = [one for one in samples if not one.failed]
+    random.Random(1).shuffle(scorable)
     together, apart = Scorer(rewards()), Scorer(rewards())
     expected = together(samples)
     with apart.begin() as scoring:
         assert list(scoring.early) == ["exact", "graded", "product"]
-        for one in coming[:5]:
+        for one in scorable[:5]:
             scoring.add(one)
         actual = scoring.scores(samples)
     # NaN is not equal to itself.
@@ -111,7 +110,7 @@ def test_scores_and_counts_are_those_of_all_samples_at_once(rewards: Callable[[]
     assert apart.rewards[1].tally.failed == {"error": 2, "not_a_number": 2, "crash": 2, "timeout": 1}
 
 
-def test_a_reward_has_begun_before_the_last_sample_comes_and_those_that_came_meanwhile_are_scored_together() -> None:
+def test_rewards_begin_early_and_score_waiting_samples_together() -> None:
     reward, late = Early(), Late("late")
     late.go.set()
     samples = [sample(str(number)) for number in range(5)]
@@ -156,10 +155,6 @@ def test_a_reward_that_is_in_the_list_twice_is_called_from_one_thread(around: An
     scorer = Scorer([Product(shared, Exact(), name="a"), alone, around(shared)])
     with scorer.begin() as scoring:
         assert list(scoring.early) == ["alone"]
-
-
-def test_which_rewards_begin_early() -> None:
-    assert FunctionReward.scores_early and not OverlongPenalty.scores_early
 
 
 class Leaves(Early):

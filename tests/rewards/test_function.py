@@ -4,6 +4,7 @@ import importlib
 import math
 import re
 import sys
+from contextlib import ExitStack
 from types import FunctionType
 
 import pytest
@@ -97,11 +98,17 @@ def module(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def reward(module):
-    reward = FunctionReward(f"{module}:by_text", timeout=2.0, memory_limit_mb=512)
-    yield reward
-    reward.close()
+@pytest.fixture
+def make(module):
+    """Makes the reward of a function of the module, which is closed after the test."""
+    with ExitStack() as stack:
+
+        def make(name, **kwargs):
+            reward = FunctionReward(f"{module}:{name}", **kwargs)
+            stack.callback(reward.close)
+            return reward
+
+        yield make
 
 
 def sample(text: str) -> Sample:
@@ -109,7 +116,8 @@ def sample(text: str) -> Sample:
     return Sample(Prompt(0, "Q: q", [1], question), text, [5, 6], FinishReason.LENGTH)
 
 
-def test_each_failure_costs_its_own_sample(reward):
+def test_each_failure_costs_its_own_sample(make):
+    reward = make("by_text", timeout=2.0, memory_limit_mb=512)
     texts = ["good", "hang", "true", "raise", "hog", "numpy", "none", "nan", "text", "dead", "good"]
     result = reward([sample(text) for text in texts])
     assert result.status == [
@@ -123,15 +131,6 @@ def test_each_failure_costs_its_own_sample(reward):
         "a sample of train.jsonl:17, 'none': it returned None (NoneType); return a finite number"
     )
     assert re.fullmatch(r".*, 'raise': users_rewards.py:\d+: KeyError: 'key'", examples["error"])
-
-
-@pytest.mark.parametrize(
-    ("text", "returned"), [("text", "'1.0' (str)"), ("nan", "nan (float)"), ("none", "None (NoneType)")]
-)
-def test_a_message_shows_what_the_function_returned_and_its_type(reward, text, returned):
-    reward.tally.examples.clear()
-    reward([sample(text)])
-    assert reward.tally.examples["not_a_number"].endswith(f"it returned {returned}; return a finite number")
 
 
 def constant(sample):
@@ -171,18 +170,9 @@ def test_what_cannot_be_imported_is_no_reward():
             Scorer([odd])
 
 
-def test_a_call_that_waits_longer_than_it_may_compute_is_no_failure(module):
-    reward = FunctionReward(f"{module}:naps", timeout=0.5)
+def test_a_call_that_waits_longer_than_it_may_compute_is_no_failure(make):
+    reward = make("naps", timeout=0.5)
     assert reward([sample("good")]).status == ["ok"]
-    reward.close()
-
-
-def test_what_the_function_sees(module):
-    reward = FunctionReward(f"{module}:sees")
-    reward.read_questions([])
-    assert reward.name == "sees"
-    assert reward([sample("good")]).value == [1.0]
-    reward.close()
 
 
 def test_dotted_paths_and_the_working_directory(module, monkeypatch):
@@ -193,24 +183,22 @@ def test_dotted_paths_and_the_working_directory(module, monkeypatch):
         reward.close()
 
 
-def test_one_worker_has_one_event_loop(module):
+def test_one_worker_has_one_event_loop(make):
     """What a module keeps open, such as an HTTP client, belongs to the loop it was made in."""
     for concurrency in (1, 2):
-        reward = FunctionReward(f"{module}:same_loop", num_workers=1, concurrency=concurrency)
+        reward = make("same_loop", num_workers=1, concurrency=concurrency)
         assert reward([sample("good")] * 4).value == [1.0] * 4
-        reward.close()
 
 
-def test_async_calls_wait_together(module):
-    reward = FunctionReward(f"{module}:meets", timeout=LIMIT, num_workers=1, concurrency=8)
+def test_async_calls_wait_together(make):
+    reward = make("meets", timeout=LIMIT, num_workers=1, concurrency=8)
     # Each waits until eight do: one by one they would wait for ever.
     assert reward([sample("good")] * 16).value == [2.5] * 16
-    reward.close()
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_an_async_function_is_awaited_and_a_failure_among_those_that_wait_together_is_its_own(module, concurrency):
-    reward = FunctionReward(f"{module}:waits", timeout=0.4, num_workers=2, concurrency=concurrency)
+def test_a_failure_among_awaited_calls_costs_its_own_sample(make, concurrency):
+    reward = make("waits", timeout=0.4, num_workers=2, concurrency=concurrency)
     reward.read_questions([])
     texts = ["good", "wait", "raise", "own timeout", "dead", "none", "true", "numpy"]
     if concurrency > 1:
@@ -221,12 +209,11 @@ def test_an_async_function_is_awaited_and_a_failure_among_those_that_wait_togeth
     ][: len(texts)]  # fmt: skip
     expected = [2.5, None, None, None, None, None, 1.0, 0.5, None, 2.5][: len(texts)]
     assert [None if math.isnan(value) else value for value in result.value] == expected
-    reward.close()
 
 
 @pytest.mark.parametrize(("function", "concurrency"), [("longest", 1), ("longest_later", 3)])
-def test_a_function_of_samples_gets_those_of_a_prompt_together(module, function, concurrency):
-    reward = FunctionReward(f"{module}:{function}", concurrency=concurrency)
+def test_a_function_of_samples_gets_those_of_a_prompt_together(make, function, concurrency):
+    reward = make(function, concurrency=concurrency)
     asked = [Prompt(id, "Q", [1], Question(text, "")) for id, text in enumerate(["a", "raise", "b", "one number"])]
     # In any order, and with groups of different sizes.
     texts = ["xx", "x", "x", "xx", "xxx", "x", "x", "x", "xx"]
@@ -241,26 +228,23 @@ def test_a_function_of_samples_gets_those_of_a_prompt_together(module, function,
         "it returned 1.0 (float) for 2 samples; return a list of as many numbers"
         in reward.tally.examples["not_a_number"]
     )
-    reward.close()
 
 
 @pytest.mark.parametrize(
     ("name", "takes"), [("of_trl", "completions"), ("of_trl_with_prompts", "prompts, completions")]
 )
-def test_the_arguments_of_trl_are_refused_with_what_to_write(module, name, takes):
-    reward = FunctionReward(f"{module}:{name}")
+def test_the_arguments_of_trl_are_refused_with_what_to_write(make, name, takes):
+    reward = make(name)
     with pytest.raises(UsageError, match=rf"takes \({takes}\). Write `def f\(sample\)`.*`def f\(samples\)`"):
         reward.read_questions([])
-    reward.close()
 
 
-def test_a_function_is_tried_before_the_run(module, caplog):
+def test_a_function_is_tried_before_the_run(make, caplog):
     question = Question("3+4=", "7", "train.jsonl:1", {"level": 3})
     for name in ("misreads", "by_text", "longest"):
-        reward = FunctionReward(f"{module}:{name}")
+        reward = make(name)
         reward.read_questions([question])
         assert not reward.tally.statuses
-        reward.close()
     first, second = [re.sub(r"py:\d+", "py:LINE", message) for message in caplog.messages]
     assert first == (
         "reward misreads fails on '7', made up as a completion for train.jsonl:1: users_rewards.py:LINE: "
@@ -270,14 +254,14 @@ def test_a_function_is_tried_before_the_run(module, caplog):
     assert "users_rewards.py:LINE: KeyError: '7'" in second
 
 
-def test_only_async_functions_wait_together(module):
+def test_only_async_functions_wait_together(make):
     with pytest.raises(UsageError, match=r"by_text is not an `async def`"):
-        FunctionReward(f"{module}:by_text", concurrency=2).read_questions([])
+        make("by_text", concurrency=2).read_questions([])
 
 
 @pytest.mark.parametrize("name", ["missing", "number"])
-def test_what_cannot_be_imported_is_said_before_the_run(module, name):
-    reward = FunctionReward(f"{module}:{name}")
+def test_what_cannot_be_imported_is_said_before_the_run(make, name):
+    reward = make(name)
     with pytest.raises(UsageError, match=f"{name}"):
         reward.read_questions([])
     with pytest.raises(UsageError, match="no_such_module"):

@@ -38,17 +38,17 @@ def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
     assert watched.describe(0) == {"a": (2.0, "ok")}
 
 
-def test_only_a_reward_that_compares_refuses_questions_without_a_gold_answer() -> None:
-    asked = [Question("a", "1", "rows:1"), Question("b", " ", "rows:2")]
+def test_only_rewards_that_compare_refuse_questions_without_gold_answers() -> None:
+    questions = [Question("a", "1", "rows:1"), Question("b", " ", "rows:2")]
     comparing = Odd(RewardResult([]), name="b")
     scorer = Scorer([Count("a"), Product(Odd(RewardResult([])), comparing)])
-    scorer.read_questions(asked)
+    scorer.read_questions(questions)
     comparing.needs_answers = True
-    scorer.read_questions(asked[:1])
+    scorer.read_questions(questions[:1])
     with pytest.raises(
         UsageError, match=r"rows:2: no gold answer, as in 1 of 2 questions, and the reward b .*data.task"
     ):
-        scorer.read_questions(asked)
+        scorer.read_questions(questions)
 
 
 class Odd(Reward):
@@ -98,15 +98,9 @@ def test_a_name_that_no_reward_has_is_refused_with_the_names_there_are() -> None
         Scorer([Count("a"), needy])
 
 
-def test_rewards_learn_from_the_scores_of_all_and_their_metrics_have_whole_names() -> None:
+def test_rewards_learn_from_all_scores_and_their_metrics_have_full_names() -> None:
     scorer = Scorer([Count("a"), Count("b", weight=0)])
     explored = samples_of("aab", "b")
     found = scorer.learn(explored, scorer(explored), iteration_ends=True)
     expected = {"most_a": 2.0, "most_b": 1.0, "ends": 1.0, "samples": 2}
     assert found == {f"reward/{name}/{key}": value for name in "ab" for key, value in expected.items()}
-
-
-def test_a_result_without_statuses_is_ok() -> None:
-    assert RewardResult([1.0, 0.0]).status == [Status.OK, Status.OK]
-    assert RewardResult([1.0], ["odd"]).status == ["odd"]
-    assert RewardResult([]).status == []

@@ -91,8 +91,16 @@ def pool():
     pool.close()
 
 
+def statuses(outcomes):
+    return [outcome.status for outcome in outcomes]
+
+
+def values(outcomes):
+    return [outcome.value for outcome in outcomes]
+
+
 def exists(pid: int) -> bool:
-    """Whether a process runs (a zombie that nobody reaped does not)."""
+    """Returns whether a process runs. A zombie that nobody reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -101,24 +109,23 @@ def exists(pid: int) -> bool:
 
 def test_outcomes_come_in_the_order_of_the_tasks(pool, functions):
     outcomes = pool.map(functions("double"), [[i] for i in range(50)])
-    assert [outcome.value for outcome in outcomes] == [2 * i for i in range(50)]
-    assert {outcome.status for outcome in outcomes} == {"ok"}
+    assert values(outcomes) == [2 * i for i in range(50)]
+    assert {*statuses(outcomes)} == {"ok"}
     assert pool.map(functions("double"), []) == []
 
 
-def test_a_function_is_found_by_each_form_of_its_path_and_a_dict_is_one_argument(pool, functions):
+def test_each_form_of_a_path_finds_the_function_and_a_dict_is_one_argument(pool, functions):
     for name in ("textwrap.dedent", "textwrap:dedent"):
         assert pool.map(name, [["  a"]])[0].value == "a"
     assert pool.map(functions("attribute"), [{"text": "abc"}])[0].value == "ABC"
 
 
 def test_each_failure_costs_its_own_task_only(pool, functions):
-    outcomes = pool.map(functions("hang"), [[0], [1], [0], [0]])
-    assert [outcome.status for outcome in outcomes] == ["ok", "timeout", "ok", "ok"]
-    assert [o.status for o in pool.map(functions("hog"), [[1], [1000], [1]])] == ["ok", "memory", "ok"]
-    assert [o.status for o in pool.map(functions("die"), [[1], [1]])] == ["crash", "crash"]
+    assert statuses(pool.map(functions("hang"), [[0], [1], [0], [0]])) == ["ok", "timeout", "ok", "ok"]
+    assert statuses(pool.map(functions("hog"), [[1], [1000], [1]])) == ["ok", "memory", "ok"]
+    assert statuses(pool.map(functions("die"), [[1], [1]])) == ["crash", "crash"]
     outcomes = pool.map(functions("complain"), [[1]]) + pool.map(functions("leave"), [[1]])
-    assert [o.status for o in outcomes] == ["error", "error"]
+    assert statuses(outcomes) == ["error", "error"]
     assert re.fullmatch(r"functions_for_workers.py:\d+: KeyError: 'no such thing'", outcomes[0].error)
     assert outcomes[1].error.endswith(": SystemExit: 1")
     assert pool.map(functions("double"), [[21]])[0].value == 42
@@ -126,7 +133,7 @@ def test_each_failure_costs_its_own_task_only(pool, functions):
 
 def test_processor_time_has_its_own_limit(functions, tmp_path):
     pool = WorkerPool(num_workers=1, timeout=LIMIT, cpu_seconds=0.3)
-    assert [o.status for o in pool.map(functions("hang"), [[1], [0]])] == ["timeout", "ok"]
+    assert statuses(pool.map(functions("hang"), [[1], [0]])) == ["timeout", "ok"]
     assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
     assert pool.map(functions("note_and_hang"), [[str(tmp_path / "note")]])[0].status == "timeout"
     assert (tmp_path / "note").read_text() == "x"  # once: it would hang again
@@ -165,7 +172,7 @@ def test_a_worker_that_the_machine_does_not_run_loses_no_reward():
     reward.close()
 
 
-def test_a_worker_that_took_too_long_is_ended_even_in_c_and_replaced_at_once(functions):
+def test_a_late_worker_is_ended_even_in_c_and_replaced_at_once(functions):
     pool = WorkerPool(num_workers=2, timeout=0.3)
     pool.load(functions("hang_in_c"))
     lost = {worker.process.pid for worker in pool._running}
@@ -176,7 +183,7 @@ def test_a_worker_that_took_too_long_is_ended_even_in_c_and_replaced_at_once(fun
 
 
 def test_a_fork_has_workers_of_its_own(pool, functions):
-    before = {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
+    pids = {*values(pool.map(functions("pid"), [[0]] * 4))}
     child = os.fork()
     if child == 0:
         try:
@@ -186,18 +193,18 @@ def test_a_fork_has_workers_of_its_own(pool, functions):
         finally:
             os._exit(0 if value == 42 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert before & {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
+    assert pids & {*values(pool.map(functions("pid"), [[0]] * 4))}
 
 
-def test_what_a_task_prints_or_reads_does_not_reach_the_protocol(pool, functions):
-    assert [o.value for o in pool.map(functions("chatter"), [[1], [2]])] == [1, 2]
+def test_prints_and_reads_of_a_task_do_not_reach_the_protocol(pool, functions):
+    assert values(pool.map(functions("chatter"), [[1], [2]])) == [1, 2]
 
 
-def test_an_answer_is_that_of_its_own_task(functions):
+def test_an_answer_belongs_to_its_task(functions):
     """Neither a child that returns too, nor what else is written where the answers go, is taken for another's."""
     pool = WorkerPool(num_workers=1, timeout=20)
     for _ in range(2):
-        assert [o.value for o in pool.map(functions("fork"), [[n] for n in range(8)])] == [*range(8)]
+        assert values(pool.map(functions("fork"), [[n] for n in range(8)])) == [*range(8)]
     outcomes = pool.map(functions("forge"), [[0], [1], [0], [0]])
     assert [(o.status, o.value) for o in outcomes] == [("ok", 0), ("crash", None), ("ok", 0), ("ok", 0)]
     pool.close()
@@ -239,7 +246,7 @@ def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
         wait_until(lambda: started.exists() and started.read_text())
         os.kill(int(started.read_text()), signal.SIGKILL)
         go.touch()
-        assert [outcome.value for outcome in mapped.result(LIMIT)] == ["done", "done"]
+        assert values(mapped.result(LIMIT)) == ["done", "done"]
     (idle,) = pool.map(functions("pid"), [[0]])
     os.kill(idle.value, signal.SIGKILL)
     assert pool.map(functions("double"), [[4]])[0].value == 8
@@ -249,8 +256,7 @@ def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
 def test_from_several_threads_at_once(pool, functions):
     with ThreadPoolExecutor(4) as threads:
         mapped = threads.map(lambda k: pool.map(functions("double"), [[k], [k + 1]]), range(4))
-        values = [[outcome.value for outcome in outcomes] for outcomes in mapped]
-    assert values == [[2 * k, 2 * k + 2] for k in range(4)]
+        assert [*map(values, mapped)] == [[2 * k, 2 * k + 2] for k in range(4)]
 
 
 def test_close_ends_a_map_in_another_thread(functions, tmp_path):
@@ -310,21 +316,19 @@ def test_pickles_without_its_processes(functions):
 def test_descriptors_above_1023(functions):
     """`select.select` refuses them; the end of a worker must be seen there, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2048 if hard == resource.RLIM_INFINITY else min(2048, hard)
-    if wanted < 1200:
+    limit = 2048 if hard == resource.RLIM_INFINITY else min(2048, hard)
+    if limit < 1200:
         pytest.skip(f"this machine allows {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    null = os.open(os.devnull, os.O_RDONLY)
-    opened = [null]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
     pool = WorkerPool(2, timeout=LIMIT, cpu_seconds=0.3)
     try:
         while opened[-1] < 1100:
-            opened.append(os.dup(null))
-        outcomes = pool.map(functions("double"), [[n] for n in range(4)])
-        assert [outcome.value for outcome in outcomes] == [2 * n for n in range(4)]
+            opened.append(os.dup(opened[0]))
+        assert values(pool.map(functions("double"), [[n] for n in range(4)])) == [2 * n for n in range(4)]
         assert all(worker.socket.fileno() > 1023 for worker in pool._running)
-        assert [o.status for o in pool.map(functions("hang"), [[0], [1]])] == ["ok", "timeout"]
-        assert [o.status for o in pool.map(functions("die"), [[1]])] == ["crash"]
+        assert statuses(pool.map(functions("hang"), [[0], [1]])) == ["ok", "timeout"]
+        assert statuses(pool.map(functions("die"), [[1]])) == ["crash"]
     finally:
         pool.close()
         for descriptor in opened:

@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from grpo_lightning import JsonPrompts, UsageError
+from grpo_lightning import JsonPrompts, Question, UsageError
 from grpo_lightning.tasks.task import Split
 
 ROWS = [
@@ -35,6 +36,14 @@ def write(path: Path, rows: list[dict]) -> Path:
     return path
 
 
+def questions_of(path: Path, **arguments: Any) -> Sequence[Question]:
+    return JsonPrompts(str(path), **arguments).questions("train")
+
+
+def answers_of(path: Path, **arguments: Any) -> list[str]:
+    return [question.answer for question in questions_of(path, **arguments)]
+
+
 def message(path: Path | str, split: Split = "train", **arguments: Any) -> str:
     with pytest.raises(UsageError) as caught:
         JsonPrompts(**{split: str(path), **arguments}).questions(split)
@@ -44,7 +53,7 @@ def message(path: Path | str, split: Split = "train", **arguments: Any) -> str:
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
 def test_all_formats_give_the_same_questions(tmp_path: Path, ending: str):
     path = write(tmp_path / f"a [1] b.{ending}", ROWS)
-    questions = JsonPrompts(train=str(path), answer_pattern=r"####\s*(.+)").questions("train")
+    questions = questions_of(path, answer_pattern=r"####\s*(.+)")
     assert [question.text for question in questions] == [row["question"] for row in ROWS]
     assert [question.answer for question in questions] == GOLDS
     # Where a pattern reads the answer, the whole cell is kept beside the other columns: a gold completion.
@@ -55,13 +64,9 @@ def test_all_formats_give_the_same_questions(tmp_path: Path, ending: str):
 def test_sources_are_lines(tmp_path: Path):
     jsonl = write(tmp_path / "a.jsonl", ROWS)
     jsonl.write_text("\n" + jsonl.read_text())
-    assert [q.source for q in JsonPrompts(str(jsonl)).questions("train")] == [
-        "a.jsonl:2",
-        "a.jsonl:3",
-        "a.jsonl:4",
-    ]
+    assert [question.source for question in questions_of(jsonl)] == ["a.jsonl:2", "a.jsonl:3", "a.jsonl:4"]
     table = write(tmp_path / "a.csv", ROWS)  # the first row is on lines 2 and 3, the second on 4 to 6
-    assert [q.source for q in JsonPrompts(str(table)).questions("train")] == ["a.csv:2", "a.csv:4", "a.csv:7"]
+    assert [question.source for question in questions_of(table)] == ["a.csv:2", "a.csv:4", "a.csv:7"]
 
 
 def test_json_lines_may_end_in_json(tmp_path: Path):
@@ -72,7 +77,7 @@ def test_json_lines_may_end_in_json(tmp_path: Path):
 def test_numbers_are_answers_and_types_may_mix(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"q": "a", "a": 42}\n{"q": "b", "a": "x = 1 "}\n{"q": "c", "a": 0.5, "tags": [1]}\n')
-    questions = JsonPrompts(str(path), question="q", answer="a").questions("train")
+    questions = questions_of(path, question="q", answer="a")
     assert [question.answer for question in questions] == ["42", "x = 1", "0.5"]
     assert questions[2].metadata == {"tags": [1]}
 
@@ -139,7 +144,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path):
     path.write_text("\nquestion,answer,answer\na,1,2\n")
     assert message(path) == f"{path}:2: two columns are called 'answer': rename one"
     path.write_text("question,answer,,\na,1,,\n")  # as spreadsheets write empty columns
-    assert JsonPrompts(str(path)).questions("train")[0].answer == "1"
+    assert answers_of(path) == ["1"]
     path = path.with_suffix(".parquet")
     parquet.write_table(pyarrow.table([["a"], ["1"], ["2"]], names=["question", "answer", "answer"]), path)
     assert message(path) == f"{path}: two columns are called 'answer': rename one"
@@ -189,11 +194,10 @@ MISSING = ["null", "NaN", '""', '" "', "[]", "[null]", "[NaN, null]", '["", []]'
 def test_an_answer_that_is_missing_in_any_form_is_none(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"question": "q{row}", "answer": {cell}}}\n' for row, cell in enumerate(MISSING)))
-    assert [question.answer for question in JsonPrompts(str(path)).questions("train")] == [""] * len(MISSING)
+    assert answers_of(path) == [""] * len(MISSING)
     path = path.with_suffix(".csv")
     path.write_text("question,answer\na,1\nb,\nc,nan\nd,NaN\ne,<NA>\nf,0\ng,Nancy\n")
-    answers = [question.answer for question in JsonPrompts(str(path)).questions("train")]
-    assert answers == ["1", "", "", "", "", "0", "Nancy"]
+    assert answers_of(path) == ["1", "", "", "", "", "0", "Nancy"]
 
 
 def test_a_table_of_pandas_with_missing_answers(tmp_path: Path):
@@ -201,7 +205,7 @@ def test_a_table_of_pandas_with_missing_answers(tmp_path: Path):
     numbers = pyarrow.array([2.0, float("nan"), None, 0.0])
     lists = pyarrow.array([[1.0], [float("nan")], None, []], pyarrow.list_(pyarrow.float64()))
     parquet.write_table(pyarrow.table({"question": list("abcd"), "answer": numbers, "several": lists}), path)
-    assert [one.answer for one in JsonPrompts(str(path)).questions("train")] == ["2.0", "", "", "0.0"]
+    assert answers_of(path) == ["2.0", "", "", "0.0"]
     assert ":1: column 'several' (data.task.answer) is a list" in message(path, answer="several")
 
 
@@ -213,10 +217,10 @@ def test_a_conversation_is_its_last_turn_and_those_before(tmp_path: Path, ending
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
     rows = [{"prompt": CHAT[:1]}, {"prompt": [*turns, {"role": "user", "content": "1+1?"}]}, {"prompt": "plain"}]
     path = write(tmp_path / f"a.{ending}", rows[1:2])
-    (question,) = JsonPrompts(str(path), question="prompt").questions("train")
+    (question,) = questions_of(path, question="prompt")
     assert (question.text, question.history) == ("1+1?", turns)
     path = write(tmp_path / "b.jsonl", [{"prompt": CHAT}, rows[2]])
-    first, second = JsonPrompts(str(path), question="prompt").questions("train")
+    first, second = questions_of(path, question="prompt")
     assert (first.text, first.history) == (" 1+1? ", CHAT[:1])
     assert (second.text, second.history) == ("plain", [])
     path = write(tmp_path / f"c.{ending}", rows[:1])

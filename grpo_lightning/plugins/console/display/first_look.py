@@ -13,7 +13,6 @@ from torch.utils.tensorboard.summary import hparams
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.plugins.looking.run_files.run_configs import earlier, flat, merged, shown
-from grpo_lightning.rewards.reward import VERDICTS
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import FIRST_LOOK
@@ -76,7 +75,7 @@ class FirstLook(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Writes the layout into every TensorBoard log, on rank 0."""
         titled = charts(pl_module, validates=bool(trainer.limit_val_batches))
-        if GRPOLoop.find(trainer).source.is_late and pl_module.explorer.engine.draws_elsewhere:
+        if GRPOLoop.find(trainer).source.is_late and getattr(pl_module.explorer.engine, "draws_elsewhere", False):
             titled |= {"seconds waited": ["async/wait_rollouts", "async/wait_trainer"], "overlap": ["async/overlap"]}
         layout = {title: ["Multiline", [f"^{re.escape(name)}$" for name in names]] for title, names in titled.items()}
         for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -94,7 +93,7 @@ def charts(module: GRPOModule, validates: bool) -> dict[str, list[str]]:
     }
     scorer = module.explorer.scorer
     # What values another reward has is not known before the first step.
-    grader = scorer.grader.name if type(scorer.grader).__name__ in VERDICTS else with_bound(scorer.grader.name)
+    grader = scorer.grader.name if scorer.grader.gives_verdicts else with_bound(scorer.grader.name)
     found = {
         "reward": ["reward/mean"],
         **(validations if validates else {}),

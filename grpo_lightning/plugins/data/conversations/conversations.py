@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from grpo_lightning.engines.engine import RolloutEngine
-from grpo_lightning.engines.sampler import Drawn, Sampler, sampler_logp
+from grpo_lightning.engines.sampler import Sampler, Samples, sampler_logp
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import text_of
 from grpo_lightning.maths.rollouts import Rollouts
@@ -103,7 +103,7 @@ class Conversations(Sampler):
         group_size: int,
         sampling: Sampling,
         key: RandomKey,
-    ) -> Drawn:
+    ) -> Samples:
         self.load(policy.tokenizer)
         calls_form = self._form(self.environment.tools).calls
         if calls_form is not None and calls_form.stop and calls_form.stop not in sampling.stop:

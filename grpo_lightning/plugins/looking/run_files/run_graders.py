@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_lightning.rewards.reward import measured_by, snake_case, title_of
+from grpo_lightning.rewards.reward import meaning_of_mean, snake_case, title_of
 
 KEY = "model.validation.judge"
 INDIFFERENT = ("weight", "name", "num_workers")  # arguments of a reward that change no verdict
@@ -56,3 +56,12 @@ def reward_at(config: Mapping[str, Any], key: str) -> dict[str, Any]:
         return {}
     below = {name.removeprefix(f"{key}."): value for name, value in config.items() if name.startswith(f"{key}.")}
     return {"class": config[key]} | {name: value for name, value in below.items() if name not in INDIFFERENT}
+
+
+VERDICTS = ("MathVerifier", "ReasoningGymReward")
+"""The rewards of saved configurations that give verdicts: no class is imported to read a configuration."""
+
+
+def measured_by(title: str) -> str:
+    """Returns the meaning of the mean of the values of the reward with this name in captions."""
+    return meaning_of_mean(title, title in VERDICTS)

@@ -107,6 +107,7 @@ class ReasoningGymReward(Reward):
     """
 
     finds_answers = True
+    gives_verdicts = True
     scores_early = True
 
     def __init__(

@@ -55,6 +55,7 @@ class MathVerifier(Reward):
     """
 
     finds_answers = True
+    gives_verdicts = True
     needs_answers = True
     scores_early = True
 

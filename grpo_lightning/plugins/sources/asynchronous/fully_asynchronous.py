@@ -35,7 +35,7 @@ class FullyAsynchronous(OneStepOffPolicy):
         super().setup(inputs)
         engine = inputs.explorer.engine
         require(
-            self.depth == 1 or engine.renews_midway,
+            self.depth == 1 or getattr(engine, "renews_midway", False),
             f"loop.source.max_staleness={self.depth}: {type(engine).__name__} takes no weights while it draws. Use "
             "model.engine=VLLMServerEngine, or max_staleness=1",
         )

@@ -37,7 +37,7 @@ class OneStepOffPolicy(Synchronous):
         rewards = [nested for reward in explorer.scorer.rewards for nested in reward.with_parts()]
         late_rewards = [reward.name for reward in rewards if not reward.scores_early]
         require(
-            explorer.engine.draws_elsewhere,
+            getattr(explorer.engine, "draws_elsewhere", False),
             f"{name}: {type(explorer.engine).__name__} draws with what the training computes with. Use "
             "model.engine=VLLMServerEngine, or loop.source=Synchronous",
         )
