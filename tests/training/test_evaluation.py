@@ -13,7 +13,7 @@ from helpers.tiny import policy_of, prompts_of
 from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.reward import Reward, RewardFailure
-from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, grades_alike
+from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, same_grader
 from grpo_lightning.training.half_width import HalfWidth
 from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
@@ -164,7 +164,7 @@ def test_a_completion_that_was_not_judged_is_no_wrong_answer() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "by_judge"), [("x", 0), ("y", 3)])
-def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) -> None:
+def test_a_reward_that_same_grader_is_the_judge(pattern: str, by_judge: int) -> None:
     trained, grader = Counted(weight=0.5), Counted(pattern, name="other")
     found = evaluation("4", "5", rewards=[Digits(), trained])
     found.set_grader(grader)
@@ -187,7 +187,7 @@ def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) ->
     ],
 )
 def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:
-    assert grades_alike(one(), other()) == grades_alike(other(), one()) == alike
+    assert same_grader(one(), other()) == same_grader(other(), one()) == alike
 
 
 class Judged(Echo):
@@ -221,7 +221,7 @@ def test_a_validation_that_cannot_be_judged_ends_the_run(grader: Reward | None, 
 
 @pytest.mark.parametrize("name", ["NoSuchReward", "no_such_module.Judge"])
 def test_a_judge_that_is_not_here_is_one_message(name: str) -> None:
-    with pytest.raises(UsageError, match=f"model.validation.judge={name}.* name another"):
+    with pytest.raises(UsageError, match=f"model.validation.grader={name}.* name another"):
         grader_class(name)
 
 
