@@ -312,19 +312,19 @@ def grader_class(name: str) -> type[Reward]:
         raise UsageError(f"model.validation.grader={name}, the task's, is not here ({error}): name another") from error
 
 
-def same_grader(reward: Reward, other: Reward) -> bool:
+def same_grader(reward: Reward, grader: Reward) -> bool:
     """True if both rewards have one class and the same arguments, but for weight, name and number of workers."""
-    return type(reward) is type(other) and all(
-        _same_argument(value, vars(other).get(name))
+    return type(reward) is type(grader) and all(
+        _same_argument(value, vars(grader).get(name))
         for name, value in vars(reward).items()
         if name not in ("weight", "name", "tally")
     )
 
 
-def _same_argument(value: Any, other: Any) -> bool:
-    if isinstance(value, WorkerPool) and isinstance(other, WorkerPool):
-        value, other = ((pool.timeout, pool.memory_limit_mb, pool.cpu_seconds) for pool in (value, other))
-    return value is other or (isinstance(value, PLAIN_TYPES) and value == other)
+def _same_argument(value: Any, argument: Any) -> bool:
+    if isinstance(value, WorkerPool) and isinstance(argument, WorkerPool):
+        value, argument = ((pool.timeout, pool.memory_limit_mb, pool.cpu_seconds) for pool in (value, argument))
+    return value is argument or (isinstance(value, PLAIN_TYPES) and value == argument)
 
 
 def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:

@@ -91,15 +91,15 @@ class StepReport(Callback):
         self._warn_of_bound(exploration)
 
         # Time: the step is exploration, preparation and updates, without validation; the wall clock has everything.
-        ended = perf_counter()
+        step_ended = perf_counter()
         optimise = step.updated - self._updates_started - self._seconds_between
         seconds = {
             "optimise": optimise,
             "step": optimise + step.prepared - step.started,
-            "wall": ended - (self._last_step_ended or step.started),
+            "wall": step_ended - (self._last_step_ended or step.started),
         }
         seconds |= exploration.seconds | ({"validate": sum(self._validations)} if self._validations else {})
-        self._last_step_ended = ended
+        self._last_step_ended = step_ended
 
         # Statistics of all ranks. A fraction that was logged before is logged as 0, so that no stale value remains.
         total = StepStatistics.from_exploration(exploration, loop.group_size, seconds, learned_tokens(step)).gather()
