@@ -65,7 +65,7 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     furnish(folder, {"1": 1, "22": 2, "333": 3, "4444": 4})
     runs = {name: arguments("fit", *GPU, *options) for name, (_, options) in RUNS.items()}
     process = subprocess.run(
-        [sys.executable, "-m", "helpers.fake_gpu"],
+        [sys.executable, "-m", "fake_gpu"],
         input=json.dumps(runs),
         cwd=folder,
         env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),

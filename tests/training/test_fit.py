@@ -8,7 +8,19 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, Gradients, Minibatches, Steps, fit, made, of_updates, relative, scalars
+from helpers.fitting import (
+    AfterOne,
+    Digits,
+    Echo,
+    Gradients,
+    Minibatches,
+    Steps,
+    fit,
+    made,
+    of_updates,
+    relative,
+    scalars,
+)
 from torch import Tensor
 
 from grpo_lightning import (
@@ -22,8 +34,6 @@ from grpo_lightning import (
     TaskData,
     Watcher,
 )
-from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
@@ -112,15 +122,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> 
     assert math.isfinite(seen["optim/grad_norm"][4])
 
 
-class StopsAlways(StopRule):
-    """Stops before the second update."""
-
-    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        return True
-
-
 def test_a_stop_rule_hides_no_bad_update_and_only_those_made_are_counted(tmp_path: Path) -> None:
-    fit(tmp_path, [Poison(1)], loop={"mu": 3, "stop": StopsAlways()}, trainer={"max_epochs": 2})
+    fit(tmp_path, [Poison(1)], loop={"mu": 3, "stop": AfterOne()}, trainer={"max_epochs": 2})
     seen = scalars(tmp_path)
     assert seen["optim/bad_updates"] == {1: 3}
     assert seen["optim/updates"][1] == 0
