@@ -65,6 +65,12 @@ class Grpo:
         assert code == 0, errors
         return out
 
+    def mistake(self, subcommand: str, *options: str) -> str:
+        """What it wrote to stderr; it has ended with exit code 2 and a message."""
+        code, _, errors = self.run(subcommand, *options)
+        assert code == 2 and "Traceback" not in errors, errors
+        return errors
+
 
 def furnish(folder: Path, questions: Mapping[str, int] | None = None, scale: float = 0.2) -> None:
     """Writes a tiny policy, and questions with their answers: the files of OPTIONS."""

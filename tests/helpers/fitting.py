@@ -48,10 +48,7 @@ class Digits(Reward):
     finds_answers = True
 
     def __init__(
-        self,
-        weight: float = 1.0,
-        name: str | None = None,
-        change: Callable[[Sample, float], float] | None = None,
+        self, weight: float = 1.0, name: str | None = None, change: Callable[[Sample, float], float] | None = None
     ) -> None:
         super().__init__(weight, name)
         self.change = change

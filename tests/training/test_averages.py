@@ -60,7 +60,7 @@ class Heads(L.Callback):
         self.validated.append(module.policy.head.embedding.weight.clone())
 
 
-def test_an_engine_with_copies_trains_on_the_policy_and_validates_the_average(tmp_path: Path) -> None:
+def test_an_engine_with_copies_samples_policy_and_validates_average(tmp_path: Path) -> None:
     engines, heads = Engines(), Heads()
     fit(tmp_path / "copies", [engines, Average()], engine=Copying(), trainer=VALIDATING)
     assert engines.seen == [(True, True)] * 3
@@ -134,7 +134,7 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["weights", "adapter, copies"])
-def test_without_the_callback_a_run_goes_on_with_the_weights_that_were_trained(
+def test_without_the_callback_a_run_resumes_from_the_trained_weights(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = fit_plainly(tmp_path / "plain", **KINDS[kind]())

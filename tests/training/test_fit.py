@@ -181,7 +181,7 @@ class Syncs(PlainEngine):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_a_module_that_another_runs_checkpoint_is_read_into_forgets_its_own(tmp_path: Path) -> None:
+def test_a_module_resumes_from_another_runs_checkpoint_without_its_past(tmp_path: Path) -> None:
     """The engine's weights, though of a version with the same number, and after a validation where its data stood."""
     trainer = {"max_epochs": 1, "enable_checkpointing": True}
     fit(tmp_path / "first", [StepCheckpoint()], trainer=trainer)
@@ -202,7 +202,7 @@ def test_too_many_bad_updates_stop_the_run(tmp_path: Path) -> None:
         fit(tmp_path, [Poison(1, 2)], trainer={"max_epochs": 5}, max_bad_updates=2)
 
 
-def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:
+def test_every_pass_over_the_data_has_its_order_and_loses_no_question() -> None:
     def order() -> Shuffled:
         shuffled = Shuffled()
         shuffled.setup(Echo().questions("train"), seed=3)
