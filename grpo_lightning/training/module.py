@@ -233,7 +233,7 @@ class GRPOModule(EvaluatingModule):
 
     def configure_optimizers(self) -> Any:
         """Makes the optimizer of the trained parameters, and its schedule."""
-        optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        optimizer = self.optimizer([parameter for parameter in self.policy.parameters() if parameter.requires_grad])
         trainer: Any = self.trainer
         self._updates_per_step = len(trainer.datamodule.train_dataloader())
         num_updates = self._updates_per_step * trainer.max_epochs if has_end(trainer.max_epochs) else None
@@ -317,7 +317,7 @@ class GRPOModule(EvaluatingModule):
             fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})
         if is_fitting:
             self._resumed = checkpoint.get("lr_schedulers", []), checkpoint.get("policy_version")
-            # Lightning would load a schedule's state into whatever schedule there is now.
+            # Lightning would load a schedule's state into the schedule of this run, which may be another.
             checkpoint["lr_schedulers"] = []
         else:
             self._checkpoint_step = checkpoint["epoch"]

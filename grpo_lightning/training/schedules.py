@@ -197,4 +197,6 @@ def _class_of(instance: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Returns the value as numbers, text, lists and dicts, which a checkpoint can hold and two runs can compare."""
-    return json.loads(json.dumps(value, default=lambda x: x.tolist() if isinstance(x, Tensor) else type(x).__name__))
+    return json.loads(
+        json.dumps(value, default=lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else type(leaf).__name__)
+    )

@@ -199,41 +199,41 @@ class StepStatistics:
 
         `seconds` and `learned` are as in the attributes.
         """
-        step = cls(seconds=seconds, learned=learned, maxima={"rollout/length_max": 0})
+        totals = cls(seconds=seconds, learned=learned, maxima={"rollout/length_max": 0})
         scores = exploration.scores
 
         # Rewards and their statuses, and groups whose rewards are all equal.
-        step.add_reward("reward", scores.total, group_size)
+        totals.add_reward("reward", scores.total, group_size)
         for name, result in scores.results.items():
-            step.add_reward(f"reward/{name}", result.value, group_size)
-            step.sample_counts.update(f"reward/{name}/{status}" for status in result.status)
+            totals.add_reward(f"reward/{name}", result.value, group_size)
+            totals.sample_counts.update(f"reward/{name}/{status}" for status in result.status)
         total = torch.tensor(scores.total, dtype=torch.float64)
         group = torch.arange(len(total)) // group_size
         for spread in has_spread(total, group, -(-len(total) // group_size)).tolist():
-            step.add("reward/frac_zero_std", not spread)
+            totals.add("reward/frac_zero_std", not spread)
 
         # Completions and conversations.
         for row, sample in enumerate(exploration.samples):
             length = len(sample.token_ids)
             is_right = scores.is_right(row)
-            step.add("rollout/length_mean", length)
-            step.add("rollout/truncated", sample.truncated)
+            totals.add("rollout/length_mean", length)
+            totals.add("rollout/truncated", sample.truncated)
             if is_right is not None:
-                step.add(f"rollout/length_{'right' if is_right else 'wrong'}", length)
-                step.add("rollout/right_and_finished", is_right and not sample.truncated)
-            step.maxima["rollout/length_max"] = max(length, step.maxima["rollout/length_max"])
+                totals.add(f"rollout/length_{'right' if is_right else 'wrong'}", length)
+                totals.add("rollout/right_and_finished", is_right and not sample.truncated)
+            totals.maxima["rollout/length_max"] = max(length, totals.maxima["rollout/length_max"])
             if (conversation := sample.conversation) is not None:
-                step.add("rollout/turns", len(conversation.ends))
-                step.add("rollout/branches", max(0, len(conversation.pieces) - 1))
-                step.add("rollout/context", conversation.num_given)
-                step.add("rollout/calls", conversation.num_calls)
-                step.add("rollout/failed_calls", conversation.num_failed_calls)
-                step.add("rollout/environment_failed", conversation.status != Status.OK)
+                totals.add("rollout/turns", len(conversation.ends))
+                totals.add("rollout/branches", max(0, len(conversation.pieces) - 1))
+                totals.add("rollout/context", conversation.num_given)
+                totals.add("rollout/calls", conversation.num_calls)
+                totals.add("rollout/failed_calls", conversation.num_failed_calls)
+                totals.add("rollout/environment_failed", conversation.status != Status.OK)
 
         # Tokens of completions that a filter left out.
-        num_sampled = step.sums["rollout/length_mean"]
-        step.add("rollout/wasted", num_sampled - exploration.rollouts.num_tokens, num_sampled)
-        return step
+        num_sampled = totals.sums["rollout/length_mean"]
+        totals.add("rollout/wasted", num_sampled - exploration.rollouts.num_tokens, num_sampled)
+        return totals
 
     def add(self, name: str, value: float, count: float = 1) -> None:
         """Adds `value`, the sum over `count` cases, to a mean."""

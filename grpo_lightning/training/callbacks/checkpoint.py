@@ -31,7 +31,7 @@ CODES = {"Ctrl-C": EXIT_CODE, "SIGUSR1": SUSPENDED, "SIGTERM": None}
 class StepCheckpoint(ModelCheckpoint):
     """Saves the run as `last.ckpt` at the end of exploration steps, where it resumes from exactly.
 
-    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM, SIGUSR1
+    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, with any logger. After SIGTERM, SIGUSR1
     or Ctrl-C the running step ends, is saved, and the run stops. A second Ctrl-C stops at once. SIGUSR1 is what a
     cluster sends some time before a job's end: the exit code then tells the job script to requeue.
 
