@@ -47,7 +47,7 @@ LEARNS = [
     "--loop.mu=2",
     "--loop.max_tokens=40",
 ]
-"""Larger steps, from which a tiny model learns something: several updates each, of several packs."""
+"""Larger steps, from which a tiny model learns something: several updates each, of several micro-batches."""
 
 
 class Grpo:

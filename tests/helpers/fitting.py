@@ -43,7 +43,7 @@ class Echo(Task):
 
 
 class Digits(Reward):
-    """The share of characters that are digits, or what `change` makes of the sample and this share."""
+    """The fraction of characters that are digits, or what `change` makes of the sample and this fraction."""
 
     finds_answers = True
 
@@ -60,7 +60,7 @@ class Digits(Reward):
 
 
 class EarlyDigits(Digits):
-    """As `Digits`, while others are still drawn."""
+    """As `Digits`, while other completions are still sampled."""
 
     scores_early = True
 

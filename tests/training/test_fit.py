@@ -141,7 +141,7 @@ class Seeing(Watcher, L.Callback):
         return {"optim/seen": torch.tensor(float(self.micro_batches))}
 
 
-def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path: Path) -> None:
+def test_a_watching_callback_sees_each_micro_batch_and_adds_a_metric(tmp_path: Path) -> None:
     fit(tmp_path, [Seeing()], loop={"max_tokens": 0})
     assert scalars(tmp_path)["optim/seen"] == {0: 1, 1: 2, 2: 3}
 

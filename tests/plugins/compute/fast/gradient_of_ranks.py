@@ -207,7 +207,7 @@ def conversations(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
 def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
     """What the runs found: the gradient of every update, by run, and the groups that dynamic sampling chose."""
     found: dict[str, Any] = {}
-    max_tokens = 30 if parts else 0  # packs of one or two rows, and not as many on both ranks
+    max_tokens = 30 if parts else 0  # micro-batches of one or two rows; the ranks have different numbers
 
     def run(
         name: str,
