@@ -330,9 +330,7 @@ def _same_argument(value: Any, argument: Any) -> bool:
 def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
     """Returns a completion with its question, and the values and statuses of its rewards: row `row` of `scores`."""
     results = scores.describe(row)
-    notes = scores.notes(row)
-    conversation = sample.conversation
-    return {
+    fields: dict[str, Any] = {
         "source": sample.prompt.question.source,
         "question": sample.prompt.question.text,
         "answer": sample.answer,
@@ -342,13 +340,12 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         "reward": none_if_nan(scores.total[row]),
         "scores": {name: none_if_nan(value) for name, (value, _) in results.items()},
         "statuses": {name: status for name, (_, status) in results.items()},
-        **({"notes": notes} if notes else {}),
-        **(
-            {}
-            if conversation is None
-            else {"messages": conversation.messages, "environment": conversation.error or conversation.status}
-        ),
     }
+    if notes := scores.notes(row):
+        fields["notes"] = notes
+    if (conversation := sample.conversation) is not None:
+        fields |= {"messages": conversation.messages, "environment": conversation.error or conversation.status}
+    return fields
 
 
 def none_if_nan(value: float) -> float | None:
