@@ -88,7 +88,7 @@ def test_an_algorithm_fits_a_step(path: Path, folder: Path, command: Grpo) -> No
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
-def test_an_algorithm_over_others_leaves_none_of_their_options_without_effect(
+def test_an_algorithm_replaces_the_options_of_configs_below_it(
     path: Path, folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those others set a rule to stop, a reference, M and another KL estimator."""

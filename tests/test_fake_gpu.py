@@ -55,7 +55,7 @@ RUNS: dict[str, tuple[int, list[str]]] = {
 # GradScaler asks for its scale and whether a gradient overflowed.
 UPDATE_WAITS = dict.fromkeys(RUNS, 3) | {"16-mixed": 6}
 # transformers reads positions where it makes the mask. The package's own attention needs none.
-PACK_WAITS = dict.fromkeys(RUNS, 0) | {"Compute and PlainEngine": 1}
+MICRO_BATCH_WAITS = dict.fromkeys(RUNS, 0) | {"Compute and PlainEngine": 1}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     furnish(folder, {"1": 1, "22": 2, "333": 3, "4444": 4})
     runs = {name: arguments("fit", *GPU, *options) for name, (_, options) in RUNS.items()}
     process = subprocess.run(
-        [sys.executable, "-m", "helpers.fake_gpu"],
+        [sys.executable, "-m", "fake_gpu"],
         input=json.dumps(runs),
         cwd=folder,
         env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),
@@ -86,8 +86,8 @@ def test_a_run_keeps_devices_apart_and_never_waits_for_a_position(name: str, not
     assert calls["update"] and calls["micro_batch"]
     for phase in ("position", "draw", "validation metrics"):
         assert waits.get(phase, {}) == {}
-    for phase, most in (("micro_batch", PACK_WAITS[name]), ("update", UPDATE_WAITS[name])):
-        assert sum(waits.get(phase, {}).values()) <= most * calls[phase], waits[phase]
+    for phase, max_waits in (("micro_batch", MICRO_BATCH_WAITS[name]), ("update", UPDATE_WAITS[name])):
+        assert sum(waits.get(phase, {}).values()) <= max_waits * calls[phase], waits[phase]
     assert run["cudnn_calls"] == run["bool_masks"] == 0
 
 

@@ -4,7 +4,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 import grpo_lightning
 
-# Its file is read when the strategy is asked for: it needs this folder itself.
+# A function, which imports the class only when it is used: the file of the class imports this folder.
 StrategyRegistry.register(
     "fsdp2",
     lambda **options: grpo_lightning.FSDP2Strategy(**options),

@@ -1,4 +1,4 @@
-"""Averages of the weights, which callbacks of Lightning keep beside those that are trained (`EMAWeightAveraging`).
+"""Averages of the weights by callbacks of Lightning, such as `EMAWeightAveraging`.
 
 Lightning validates with the average, saves it as the weights of a checkpoint, and leaves it in the module at the end.
 """
@@ -18,13 +18,13 @@ from grpo_lightning.training import internals
 from grpo_lightning.types import UsageError
 
 CURRENT = "current_model_state"
-"""Where a checkpoint with an average has the weights that the optimizer moves."""
+"""Key of the trained weights in a checkpoint that has their average as `state_dict`."""
 TENSORS_AND_HOOKS = ("_parameters", "_buffers", "_load_state_dict_pre_hooks")
-"""What of a torch module, beside its submodules, a copy must have for itself."""
+"""Attributes of a torch module that a copy must not share, beside the submodules."""
 
 
 def check_averages(trainer: L.Trainer, policy: Policy, is_sharded: bool) -> None:
-    """Raises UsageError where the average would not be one of the weights that are trained."""
+    """Raises UsageError if a callback could not average the trained weights exactly."""
     for callback in internals.averages(trainer):
         key = f"trainer.callbacks={type(callback).__name__}"
         if is_sharded:
@@ -40,9 +40,9 @@ def check_averages(trainer: L.Trainer, policy: Policy, is_sharded: bool) -> None
 
 @torch.no_grad()
 def complete_averages(trainer: L.Trainer, module: nn.Module) -> None:
-    """Gives every average the weights and buffers that are not trained, and before it begins all weights as they are.
+    """Copies the weights and buffers that are not trained into every average, and all weights before it begins.
 
-    Lightning averages all of them, so that rounding would move frozen weights and frequencies. An average that begins
+    Lightning averages all of them, so that rounding would change frozen weights and frequencies. An average that begins
     later, as by `update_starting_at_step`, would be the untrained policy until then.
     """
     average: Any
@@ -54,7 +54,7 @@ def complete_averages(trainer: L.Trainer, module: nn.Module) -> None:
 
 
 def resume_trained_weights(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Lets a run without an average go on with the weights that the optimizer moved, not with their average."""
+    """Makes a run without an average resume from the trained weights of a checkpoint, not from their average."""
     if CURRENT in checkpoint and not internals.averages(trainer):
         checkpoint["state_dict"] = checkpoint.pop(CURRENT)
         rank_zero_info(
@@ -64,10 +64,16 @@ def resume_trained_weights(trainer: L.Trainer, checkpoint: dict[str, Any]) -> No
 
 
 def copied_weights(module: Any, without: Sequence[str], memo: dict[int, Any]) -> Any:
-    """A deep copy of a module's weights and submodules, but for those `without`; whatever else it has stays shared."""
+    """Returns a deep copy of a module's weights and submodules, which shares all other attributes with the module.
+
+    Args:
+        module: The module.
+        without: Names of submodules that the copy does not have.
+        memo: As in `copy.deepcopy`.
+    """
     copied: Any = object.__new__(type(module))
     memo[id(module)] = copied
-    own_state = {name: vars(module)[name] for name in TENSORS_AND_HOOKS}
-    own_state["_modules"] = {name: child for name, child in module.named_children() if name not in without}
-    copied.__dict__ |= module.__getstate__() | copy.deepcopy(own_state, memo)
+    state = {name: vars(module)[name] for name in TENSORS_AND_HOOKS}
+    state["_modules"] = {name: child for name, child in module.named_children() if name not in without}
+    copied.__dict__ |= module.__getstate__() | copy.deepcopy(state, memo)
     return copied

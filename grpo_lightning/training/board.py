@@ -1,4 +1,4 @@
-"""The table of a run's metrics, and the going back of its loggers when the run goes back."""
+"""The table of a run's metrics, and rewinding loggers to the step that a run resumes from."""
 
 import warnings
 from pathlib import Path
@@ -13,16 +13,17 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from grpo_lightning import disk
 from grpo_lightning.training import internals
 
-EVENTS = "events.out.tfevents.*"  # the names of TensorBoard's files
+EVENTS = "events.out.tfevents.*"
+"""Pattern of the names of TensorBoard's files."""
 
 
 class RunCSVLogger(CSVLogger):
-    """A CSVLogger that goes on with its `metrics.csv` when the run is resumed.
+    """A CSVLogger that continues its `metrics.csv` when the run is resumed.
 
     Args:
-        save_dir: Where the file is; by default the folder of the run.
-        name: Folder in it.
-        version: Folder in that.
+        save_dir: Folder of the file; by default the folder of the run.
+        name: Folder in `save_dir`.
+        version: Folder in `name`.
     """
 
     def __init__(
@@ -33,24 +34,24 @@ class RunCSVLogger(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """What writes the file. Lightning's would delete what there is."""
+        """The writer of the file; Lightning's would delete an existing file."""
         if self._experiment is None:
             rows = disk.table(Path(self.log_dir, "metrics.csv"))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Experiment logs directory .* is not empty")
-                made: Any = super().experiment
-            made.metrics = rows
-            made.save()
+                writer: Any = super().experiment
+            writer.metrics = rows
+            writer.save()
         return self._experiment
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: they are in `config.yaml`."""
+        """Does nothing: the hyperparameters are in `config.yaml`."""
 
 
 def rewind(logger: Logger, steps: int) -> None:
-    """Lets a logger forget what earlier starts have logged after the first `steps`, which are done, and their options.
+    """Removes what earlier starts have logged after the first `steps` steps, and their row in HPARAMS.
 
-    A run goes on from any of its checkpoints. Its curves, and its row in HPARAMS, are then those of the newest start.
+    A run may go on from any of its checkpoints. Its curves, and its row in HPARAMS, then come from the newest start.
     """
     if isinstance(logger, RunCSVLogger):
         writer = logger.experiment
@@ -62,16 +63,19 @@ def rewind(logger: Logger, steps: int) -> None:
         return
 
     def stays(event: Event) -> bool:
-        options = any(value.tag == "_hparams_/session_start_info" for value in event.summary.value)
-        return not event.HasField("summary") or (event.step < steps and not options)
+        has_options = any(value.tag == "_hparams_/session_start_info" for value in event.summary.value)
+        return not event.HasField("summary") or (event.step < steps and not has_options)
 
-    own, folder = internals.event_file(logger), Path(logger.log_dir)
+    folder = Path(logger.log_dir)
+    # TensorBoard would read half-written files too.
     for partial in folder.glob(f"{EVENTS}{disk.PARTIAL}"):
-        partial.unlink()  # TensorBoard would read it too
+        partial.unlink()
+    # The file that this start writes to is open, and stays as it is.
+    open_name = internals.event_file(logger).name
     for file in disk.whole_files(folder, EVENTS):
-        events = [] if file.name == own.name else [*RawEventFileLoader(str(file)).Load()]
-        kept = [event for event in events if stays(Event.FromString(event))]
-        if len(kept) < len(events):
+        events = [] if file.name == open_name else [*RawEventFileLoader(str(file)).Load()]
+        remaining = [event for event in events if stays(Event.FromString(event))]
+        if len(remaining) < len(events):
             with disk.beside(file) as partial, partial.open("wb") as stream:
-                for event in kept:
+                for event in remaining:
                     RecordWriter(stream).write(event)

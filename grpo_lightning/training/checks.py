@@ -1,4 +1,4 @@
-"""Checks of the parts of a run, and that they go together."""
+"""Checks that the trainer, the module and the loop of a run go together."""
 
 import re
 from collections.abc import Callable
@@ -33,7 +33,7 @@ REPLACED_BY: dict[str, tuple[Any, str]] = {
     "reload_dataloaders_every_n_epochs": (0, "nothing: every step samples anew"),
     "barebones": (False, "trainer.logger=false and trainer.enable_checkpointing=false; it would log no metric either"),
 }
-"""Trainer options that conflict with manual optimisation or exact resuming: default, and what to use instead."""
+"""Trainer options that conflict with manual optimisation or exact resuming: their default, and what to use instead."""
 
 REFUSED_CALLBACKS = {
     "BackboneFinetuning": "it needs a model in two parts. Use model.policy.adapter to train few weights",
@@ -50,7 +50,7 @@ REFUSED_CALLBACKS = {
     "swa_lrs. Use EMAWeightAveraging",
     "ThroughputMonitor": "a step samples before it trains. The run logs perf/tokens_per_second itself",
 }
-"""Lightning's callbacks that do nothing here, or harm: why, and what to use instead. All others work."""
+"""Lightning's callbacks that have no effect here, or do harm, with the reason and what to use instead. Others work."""
 
 REFUSED_STRATEGIES = {
     r"^fsdp(?!2)\w*|\bFSDPStrategy\b": "FSDP1 lays the weights of a layer into one flat tensor, which cannot be "
@@ -61,17 +61,17 @@ REFUSED_STRATEGIES = {
     r"^ddp_(fork|spawn|notebook)\w*|\b(fork|forkserver|spawn)\b": "the trained weights would stay in processes "
     "that end with the fit. Use trainer.strategy=ddp in a script; in a notebook use trainer.devices=1",
 }
-"""Names, classes and ways to start processes of strategies that go wrong: why, and what to use instead."""
+"""Patterns of names, classes and start methods of strategies that fail, with the reason and what to use instead."""
 
 BETTER = {
     "max": r"reward/mean|val/([\w-]+/)?(reward|greedy|\w+@\d+)|rollout/right_and_finished",
     "min": r"val/([\w-]+/)?(truncated|failed|ci95)",
 }
-"""The metrics of which it is known whether the largest is the best or the smallest."""
+"""Patterns of metrics whose best value is the largest (`max`) or the smallest (`min`)."""
 
 
 def check_precision(precision: str | int | None) -> None:
-    """Raises UsageError for a precision in which GRPO goes wrong."""
+    """Raises UsageError for a precision that GRPO does not work in."""
     if precision in ("32-true", "bf16-mixed", "16-mixed", "64-true", 16, 32, 64, "16", "32", "64", "bf16", None):
         return
     reason = "float16 rounds small updates away" if "16" in str(precision) else "it is not tested"
@@ -87,7 +87,7 @@ def check_precision(precision: str | int | None) -> None:
 
 
 def check_strategy(strategy: Any) -> None:
-    """Raises UsageError for a strategy that goes wrong: a name, a class with its arguments, or the strategy itself."""
+    """Raises UsageError for a strategy that fails: a name, a class with its arguments, or the strategy itself."""
     kinds = [kind.__name__ for kind in type(strategy).__mro__]
     for pattern, reason in REFUSED_STRATEGIES.items():
         if match := re.search(pattern, f"{strategy} {kinds} {internals.start_method(strategy)}"):
@@ -118,9 +118,10 @@ def check_half(precision: str | int | None, accelerator: Any) -> None:
 
 
 def warn_of_lost_updates(policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Warns where weights in bfloat16 lose most updates to rounding, and of a rate that is small for an adapter."""
-    rate = max(group["lr"] or 0.0 for group in optimizer.param_groups)  # None: Adafactor chooses it
-    if rate > 0 and any(one.dtype == torch.bfloat16 for one in policy.parameters() if one.requires_grad):
+    """Warns if bfloat16 weights lose most updates to rounding, or the learning rate is small for an adapter."""
+    # Adafactor chooses the rate itself: it is None.
+    rate = max(group["lr"] or 0.0 for group in optimizer.param_groups)
+    if rate > 0 and any(weight.dtype == torch.bfloat16 for weight in policy.parameters() if weight.requires_grad):
         rank_zero_warn(
             f"model.policy.dtype=bfloat16: a weight keeps 8 bits, so an update of lr={rate:g} is rounded away wherever "
             f"|weight| > {256 * rate:.2g}. For float32 weights with bfloat16 arithmetic set policy.dtype=float32 and "
@@ -135,7 +136,7 @@ def warn_of_lost_updates(policy: Policy, optimizer: torch.optim.Optimizer) -> No
 
 
 def check_module(module: Any, old_policy: PolicySnapshot | None, reference: PolicySnapshot | None) -> None:
-    """Raises UsageError where the parts of a `GRPOModule`, and the snapshots it was given, do not go together."""
+    """Raises UsageError if the arguments of a `GRPOModule` do not go together."""
     policy: Policy = module.policy
     objective: Objective = module.objective
     if module.sampling.greedy:
@@ -145,8 +146,8 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
             f"model.objective.correction={type(objective.correction).__name__}: set model.sampling.top_k=0, top_p=1 "
             "and min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
         )
-    usual = FrozenCopy if policy.adapter is None else AdapterOff
-    if module.reference is None and type(reference) not in (usual, type(None)):
+    default_reference = FrozenCopy if policy.adapter is None else AdapterOff
+    if module.reference is None and type(reference) not in (default_reference, type(None)):
         raise UsageError(
             f"model.reference={type(reference).__name__}: nothing reads it with model.objective.beta=0 and no "
             "model.objective.reward_kl. Give a beta above 0, such as 0.04, or model.reference=null"
@@ -173,7 +174,7 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
 
 
 def check_loop(loop: GRPOLoop, module: Any) -> None:
-    """Raises UsageError where loop and module do not go together."""
+    """Raises UsageError if loop and module do not go together."""
     if loop.group_size < 2 and module.advantage.compares_group:
         raise UsageError(
             f"loop.group_size={loop.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
@@ -190,7 +191,7 @@ def check_loop(loop: GRPOLoop, module: Any) -> None:
             "1 or more, such as loop.steps_per_iteration=1, or set model.reference=FrozenCopy, which never moves"
         )
     rewards = module.explorer.scorer.rewards
-    learns = any(type(part).learn is not Reward.learn for reward in rewards for part in reward.with_parts())
+    learns = any(type(nested).learn is not Reward.learn for reward in rewards for nested in reward.with_parts())
     if loop.steps_per_iteration and module.reference is None and not learns:
         raise UsageError(
             f"loop.steps_per_iteration={loop.steps_per_iteration}: there is no reference to refresh with "
@@ -213,7 +214,10 @@ def check_loop(loop: GRPOLoop, module: Any) -> None:
 
 
 def check_run(module: Any, trainer: Any, message_of: Callable[[Exception], str] = str) -> None:
-    """Raises UsageError for a fit that cannot go well, as far as it shows before anything is written."""
+    """Raises UsageError for a fit that would fail, before anything is written.
+
+    `message_of` turns an exception of the optimizer into a message.
+    """
     loop = GRPOLoop.find(trainer)
     check_loop(loop, module)
     check_trainer(loop, trainer)
@@ -222,13 +226,14 @@ def check_run(module: Any, trainer: Any, message_of: Callable[[Exception], str] 
 
 
 def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
-    """Raises UsageError for a trainer that cuts passes short, or a callback that goes wrong in a run of steps."""
+    """Raises UsageError for a trainer that would cut passes short, or a callback that does not work with steps."""
     limit = trainer.limit_train_batches
     interval = trainer.val_check_interval
     num_updates = loop.updates_per_step
     if not disk.is_trial(trainer):
         check_options(trainer)
-        if isinstance(limit, int):  # a number of updates
+        # An integer is a number of updates.
+        if isinstance(limit, int):
             raise UsageError(f"trainer.limit_train_batches={limit}: it would cut the passes short; {PASSES}")
     if isinstance(interval, int) and interval > num_updates and trainer.check_val_every_n_epoch:
         raise UsageError(
@@ -241,10 +246,11 @@ def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
         kind = next((base.__name__ for base in mro if base.__module__.startswith("lightning.")), "")
         # Classes derived from BaseFinetuning choose themselves what to freeze.
         if kind in REFUSED_CALLBACKS and (kind != "BaseFinetuning" or kind == name):
-            trainer.callbacks.remove(callback)  # or OnExceptionCheckpoint saves a checkpoint now
+            # OnExceptionCheckpoint would save a checkpoint now.
+            trainer.callbacks.remove(callback)
             raise UsageError(f"trainer.callbacks={name}: {REFUSED_CALLBACKS[kind]}")
-        is_whole = isinstance(callback, ModelCheckpoint) and not callback.save_weights_only
-        if is_whole and internals.saves_in_steps(callback):
+        saves_run = isinstance(callback, ModelCheckpoint) and not callback.save_weights_only
+        if saves_run and internals.saves_in_steps(callback):
             raise UsageError(
                 "ModelCheckpoint.every_n_train_steps, train_time_interval: they save in the middle of a step, from "
                 "where no run goes on. Give every_n_epochs (exploration steps), or save_weights_only=true"
@@ -265,8 +271,8 @@ def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
 
 
 def check_limit(trainer: Any, data: Any, stage: str) -> None:
-    """Raises UsageError for a fraction of the batches of a validation, test or prediction that is less than one."""
-    # Lightning's `stage` equals one of these, but is an enum that prints otherwise.
+    """Raises UsageError if a fraction of the batches of a validation, test or prediction leaves no batch."""
+    # Lightning's `stage` is an enum that equals its name, but prints otherwise.
     split = next((name for name in ("test", "predict") if stage == name), "val")
     limit = getattr(trainer, f"limit_{split}_batches")
     for loader in getattr(data, f"{split}_dataloader")() if isinstance(limit, float) and limit else ():

@@ -1,6 +1,5 @@
-"""Validation and prediction: completions of given prompts, their scores, and the metrics that follow from them."""
+"""Validation and prediction: samples completions of questions, scores them, and computes metrics."""
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,26 +31,33 @@ from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError, at_least
 STEP = 2**32 - 1
 """The step that keys the random numbers of evaluation. It is constant, so two validations differ only in the policy."""
 
+PLAIN_TYPES = (str, int, float, list, tuple, dict, set, type(None))
+"""Types of arguments that are compared by value; two other objects may act differently although they are equal."""
+
 
 @dataclass
 class Validation:
-    """Validation, test and prediction: what they draw, and who decides what is right.
+    """Settings of validation, test and prediction: the completions to sample, and the grader of their answers.
 
     Args:
-        grader: The grader: the reward that decides, in training too, whatever is trained; it is no part of the total.
-            None is that of the task: `MathVerifier` for `Arithmetic`, for instance. Where a task names none, it is
-            `correct`. One that costs money or much time, such as `JudgeReward`, grades training only if it is among
-            the rewards.
+        grader: The reward that decides which answers are right, in training too. It adds nothing to the total. None
+            takes the grader of the task, such as `MathVerifier` for `Arithmetic`; if the task names none, the reward
+            `correct` decides. A grader that costs money or much time, such as `JudgeReward`, grades training only if
+            it is among the rewards.
         samples: k of avg@k, pass@k and maj@k.
         sampling: Settings of `model.sampling` that these stages override. None: the same as in training.
-        correct: Name of the reward that decides what is right in training, in place of the grader. None is the grader;
-            where there is none, or it is too dear, it is the first.
+        correct: Name of the reward that decides what is right in training, instead of the grader. None takes the
+            grader, or the first reward if there is no grader or it costs too much.
     """
 
     grader: Reward | None = None
+    """The reward that decides which answers are right; None: the grader of the task."""
     samples: int = 8
+    """k, completions per question beside the greedy one."""
     sampling: ValidationSampling = field(default_factory=ValidationSampling)
+    """Settings of `model.sampling` that these stages override."""
     correct: str | None = None
+    """Name of the reward that decides what is right in training; None: the grader."""
 
     def __post_init__(self) -> None:
         at_least("model.validation.samples", self.samples, 1)
@@ -63,35 +69,45 @@ class Answer:
     """An answer to a validation question."""
 
     sample: Sample
+    """The completion."""
     greedy: bool
-    version: int  # `Policy.version` of the weights that drew it
+    """True if it was sampled at temperature 0."""
+    version: int
+    """`Policy.version` of the weights that sampled it."""
     fingerprint: bytes = b""
-    """`Policy.fingerprint` of these weights, where answers are kept: they may be those of an average."""
+    """`Policy.fingerprint` of these weights, which may be an average; empty unless answers are collected."""
 
 
 class Evaluation(torch.nn.Module):
-    """What the grader gives the greedy answer, and avg@k, pass@k and maj@k of k completions that are drawn.
+    """The metrics of a validation: the grader's value of the greedy answer; avg@k, pass@k and maj@k of k completions.
 
-    It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks. `sampling` is the
-    distribution of the k completions; the greedy one has its length and its stop strings.
+    It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks.
+
+    Args:
+        explorer: Samples the answers, and holds the rewards of training.
+        sampling: The distribution of the k completions. The greedy answer has the same length and stop strings.
+        num_samples: k.
     """
 
     def __init__(self, explorer: Explorer, sampling: Sampling, num_samples: int) -> None:
         super().__init__()
-        self.explorer, self.sampling, self.num_samples = explorer, sampling, num_samples
-        self.kept: dict[int, list[Answer]] = {}
-        """By prompt id: whoever puts an empty list here finds in it the answers of the last validation since then."""
-        self.scorer = explorer.scorer  # the rewards, and the grader as the one that decides what is right
-        self._given: Reward | str | None = None
+        self.explorer = explorer
+        self.sampling = sampling
+        self.num_samples = num_samples
+        self.answers_by_id: dict[int, list[Answer]] = {}
+        """Answers of the last validation by prompt id. Register an id with `[]` to collect its answers."""
+        self.scorer = explorer.scorer
+        """The rewards and the grader; the grader is its `main` reward."""
+        self._grader_argument: Reward | str | None = None
         self._make_metrics()
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Evaluation":
-        """Nothing: the metrics stay on the CPU, where their values come from. A GPU's would wait at each question."""
+        """Leaves the metrics on the CPU, where their values come from: on a GPU each question would wait for it."""
         return self
 
     @property
     def was_asked(self) -> bool:
-        """Whether questions were asked since `reset`."""
+        """Whether questions were answered since `reset`."""
         return bool(self.metrics["ci95"].update_called)
 
     @property
@@ -104,17 +120,24 @@ class Evaluation(torch.nn.Module):
         """The meaning of avg@k and greedy: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
         return meaning_of_mean(title_of(type(self.grader).__name__, vars(self.grader)), self.grader.gives_verdicts)
 
-    def set_grader(self, given: Reward | str | None) -> None:
-        """Lets a reward, or a class of rewards, decide what is right; None: the one that does in training.
+    def set_grader(self, grader: Reward | str | None) -> None:
+        """Sets the reward that decides what is right.
 
-        One that the run has already, with the same arguments, grades once for both. The second call does nothing.
+        A reward of the run with the same arguments takes its place, so that each completion is graded once. A second
+        call with the same grader does nothing.
+
+        Args:
+            grader: A reward, or the name of a class of rewards; None: the main reward of training.
         """
-        if given == self._given:
+        if grader == self._grader_argument:
             return
-        trained, self._given = self.explorer.scorer, given
-        grader = trained.main if given is None else grader_class(given)() if isinstance(given, str) else given
-        grader = next((reward for reward in trained.rewards if grades_alike(reward, grader)), grader)
+        self._grader_argument = grader
+        trained = self.explorer.scorer
+        if isinstance(grader, str):
+            grader = grader_class(grader)()
+        grader = grader or trained.main
         rewards = trained.rewards
+        grader = next((reward for reward in rewards if same_grader(reward, grader)), grader)
         if grader not in rewards:
             grader.weight = 0.0
             if grader.name in [reward.name for reward in rewards]:
@@ -131,34 +154,35 @@ class Evaluation(torch.nn.Module):
         self.metrics: Any = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
 
     def reset(self) -> None:
-        """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
+        """Clears metrics and answers: `validate` makes metrics in inference mode, which `fit` could not add to."""
         for metric in self.metrics.values():
             metric.reset()
-        for answers in self.kept.values():
+        for answers in self.answers_by_id.values():
             answers.clear()
 
     def update(self, policy: Policy, batch: PromptBatch) -> None:
-        """Adds a batch to the metrics. Every rank must call it as often."""
+        """Adds a batch to the metrics. Every rank must call it equally often."""
         k = self.num_samples
-        best, greedy = self._scored(policy, batch, 1, greedy=True)
-        drawn, scores = self._scored(policy, batch, k, greedy=False)
-        samples = [answer.sample for answer in drawn]
-        for answer in [*best, *drawn] if self.kept else ():
-            self.kept.get(answer.sample.prompt.id, []).append(answer)
-        # A rank whose prompts are all padding still takes part in every metric, or the ranks would not sync alike.
+        greedy_answers, greedy_scores = self._scored(policy, batch, 1, greedy=True)
+        sampled_answers, scores = self._scored(policy, batch, k, greedy=False)
+        samples = [answer.sample for answer in sampled_answers]
+        for answer in [*greedy_answers, *sampled_answers] if self.answers_by_id else ():
+            self.answers_by_id.get(answer.sample.prompt.id, []).append(answer)
+
+        # A rank whose prompts are all padding still updates every metric, or the ranks would not sync alike.
         self._record(dict.fromkeys(self.metrics, math.nan))
         answers = scores.main.answer or [None] * len(samples)
-        for index, first in enumerate(greedy.main.value):
+        for index, greedy_value in enumerate(greedy_scores.main.value):
             group = slice(index * k, (index + 1) * k)
             values = scores.main.value[group]
             self._record(
                 {
-                    "greedy": first,
+                    "greedy": greedy_value,
                     f"avg@{k}": nan_mean(values),
                     "ci95": nan_mean(values),
                     f"pass@{k}": pass_at_k(values),
                     f"maj@{k}": majority_at_k(values, answers[group]),
-                    "failed": nan_mean([math.isnan(value) for value in [first, *values]]),
+                    "failed": nan_mean([math.isnan(value) for value in [greedy_value, *values]]),
                     "reward": nan_mean(scores.total[group]),
                     "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
                     "truncated": nan_mean([sample.truncated for sample in samples[group]]),
@@ -166,13 +190,13 @@ class Evaluation(torch.nn.Module):
             )
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
-        """k completions of each prompt as JSON-ready records; `sample` counts the completions of a prompt, from 0."""
+        """Returns k completions of each prompt as JSON-ready records; `sample` counts a prompt's completions from 0."""
         answers, scores = self._scored(policy, batch, self.num_samples, greedy=False)
         samples = [answer.sample for answer in answers]
         return [record(sample, scores, row) | {"sample": row % self.num_samples} for row, sample in enumerate(samples)]
 
     def _scored(self, policy: Policy, batch: PromptBatch, k: int, greedy: bool) -> tuple[list[Answer], Scores]:
-        """The answers to the real prompts of a batch, and their scores. Padding is answered, but not scored."""
+        """Returns the answers to the real prompts of a batch, and their scores. Padding is answered, but not scored."""
         is_padded = batch.num_real < len(batch.prompts)
         with self.scorer.begin() as scoring:
             answers = self.answer(policy, batch.prompts, k, greedy, None if is_padded else scoring)
@@ -182,11 +206,14 @@ class Evaluation(torch.nn.Module):
     def answer(
         self, policy: Policy, prompts: Sequence[Prompt], num_samples: int, greedy: bool, scoring: Scoring | None = None
     ) -> list[Answer]:
-        """`num_samples` answers to each prompt, with the random numbers of evaluation. Every rank must call it."""
+        """Samples `num_samples` answers to each prompt, with the random numbers of evaluation.
+
+        Every rank must call it. `scoring` scores the answers while others are still sampled.
+        """
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
         listeners = [scoring.add] if scoring else []
         samples = self.explorer.sample(policy, prompts, num_samples, sampling, RandomKey(0, STEP), listeners)
-        fingerprint = policy.fingerprint() if self.kept else b""
+        fingerprint = policy.fingerprint() if self.answers_by_id else b""
         return [Answer(sample, greedy, policy.version, fingerprint) for sample in samples]
 
     def _record(self, values: dict[str, float]) -> None:
@@ -195,43 +222,47 @@ class Evaluation(torch.nn.Module):
 
 
 class EvaluatingModule(L.LightningModule):
-    """A module whose policy is validated, tested and predicted with."""
+    """A module whose policy can be validated and tested, and makes predictions."""
 
     policy: Policy
+    """π_θ; its weights change with every update."""
     explorer: Explorer
+    """The engine and the rewards of training."""
     evaluation: Evaluation
+    """The main validation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.named: Any = torch.nn.ModuleDict()  # validations beside the main one: `Evaluation`s of data of their own
+        self.named: Any = torch.nn.ModuleDict()
+        """`Evaluation`s on other data, by name."""
         self._validating = ExitStack()
-        """Held while a stage lasts: the engine is awake, and the trainer logs where the weights stand."""
-        self._standing: int | None = None
-        """Step of the checkpoint that these weights are from; None once they are trained, or if there is none."""
+        """Contexts that last for a stage: the engine is awake, and the trainer logs at the step of the weights."""
+        self._checkpoint_step: int | None = None
+        """Step of the checkpoint that the weights were read from; None once they are trained, or without one."""
 
     @property
     def evaluations(self) -> dict[str, Evaluation]:
-        """By name; that of the main validation is empty."""
+        """All validations by name; the main one has an empty name."""
         return {"": self.evaluation, **self.named}
 
     def on_validation_start(self) -> None:
-        """Begins the metrics anew, and wakes the engine for all batches."""
+        """Resets the metrics, and wakes the engine for all batches."""
         for evaluation in self.evaluations.values():
             evaluation.reset()
         if self.trainer.state.fn != TrainerFn.FITTING:
-            self._validating.enter_context(internals.standing(self.trainer, self._standing))
+            self._validating.enter_context(internals.standing(self.trainer, self._checkpoint_step))
         self._validating.enter_context(self.explorer.engine.awake())
 
     def validation_step(self, batch: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Adds the grader's verdict on the greedy answer, and avg@k, pass@k and maj@k of k completions."""
+        """Adds a batch to its validation: the greedy answer, and avg@k, pass@k and maj@k of k completions."""
         evaluation = self.evaluations[batch.validation]
         evaluation.update(self.policy, batch)
-        place = "/".join(filter(None, ["test" if self.trainer.testing else "val", batch.validation]))
-        metrics = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
+        prefix = "/".join(filter(None, ["test" if self.trainer.testing else "val", batch.validation]))
+        metrics = {f"{prefix}/{name}": metric for name, metric in evaluation.metrics.items()}
         self.log_dict(metrics, batch_size=len(batch.prompts), on_step=False, on_epoch=True, add_dataloader_idx=False)
 
     def validated(self) -> dict[str, float]:
-        """What the last validation found, as `avg@k` or `NAME/avg@k`. Every rank must call it."""
+        """Returns the metrics of the last validation, as `avg@k` or `NAME/avg@k`. Every rank must call it."""
         return {
             f"{validation}/{name}".removeprefix("/"): float(metric.compute())
             for validation, evaluation in self.evaluations.items()
@@ -242,27 +273,29 @@ class EvaluatingModule(L.LightningModule):
     @property
     def measure(self) -> str:
         """The meaning of avg@k and greedy in the last validation; by name, where the graders differ."""
-        measures = {name or "val": one.measure for name, one in self.evaluations.items() if one.was_asked}
-        distinct = {*measures.values()}
-        return "; ".join(distinct if len(distinct) == 1 else map(": ".join, measures.items()))
+        measure_by_name = {
+            name or "val": evaluation.measure for name, evaluation in self.evaluations.items() if evaluation.was_asked
+        }
+        distinct = {*measure_by_name.values()}
+        return "; ".join(distinct if len(distinct) == 1 else map(": ".join, measure_by_name.items()))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""
+        """Returns k completions of each prompt with scores and statuses, as JSON-ready records."""
         return self.evaluation.predict(self.policy, batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Ends the run where a reward, or the grader, failed on more than `max_failed_rewards` of the samples."""
+        """Ends the run if a reward or the grader failed on more than `max_failed_rewards` of the samples."""
         if self.trainer.state.fn != TrainerFn.FITTING:
             rank_zero_info(f"avg@k and greedy: {self.measure}")
-        for one in self.evaluations.values():
-            one.scorer.stop_if_broken("validation")
+        for evaluation in self.evaluations.values():
+            evaluation.scorer.stop_if_broken("validation")
 
     def on_predict_epoch_end(self) -> None:
-        """Reports what got no score."""
+        """Reports the samples that got no score."""
         self.evaluation.scorer.report()
 
     def on_validation_end(self) -> None:
-        """Once the metrics are logged: the engine gives its memory back, and the trainer is where it was."""
+        """Puts the engine to sleep and restores the trainer's counters, once the metrics are logged."""
         self._validating.close()
 
     on_test_start = on_predict_start = on_validation_start
@@ -272,35 +305,32 @@ class EvaluatingModule(L.LightningModule):
 
 
 def grader_class(name: str) -> type[Reward]:
-    """The class of rewards that a task names, by the name of a public one or an import path."""
+    """Finds a class of rewards by its public name or its import path, as a task gives it."""
     try:
         return import_object(name if "." in name else f"grpo_lightning.{name}")
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"model.validation.grader={name}, the task's, is not here ({error}): name another") from error
 
 
-def grades_alike(one: Reward, other: Reward) -> bool:
-    """Whether both rewards are of one class and have the same plain arguments, but for weight, name and workers."""
+def same_grader(reward: Reward, grader: Reward) -> bool:
+    """True if both rewards have one class and the same arguments, but for weight, name and number of workers."""
+    return type(reward) is type(grader) and all(
+        _same_argument(value, vars(grader).get(name))
+        for name, value in vars(reward).items()
+        if name not in ("weight", "name", "tally")
+    )
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, WorkerPool):
-            return value.timeout, value.memory_limit_mb, value.cpu_seconds
-        if isinstance(value, set):
-            return sorted(value)
-        raise TypeError
 
-    arguments = [vars(reward) | dict.fromkeys(("weight", "name", "tally")) for reward in (one, other)]
-    try:
-        first, second = (json.dumps(values, default=plain) for values in arguments)
-    except TypeError:
-        return one is other
-    return type(one) is type(other) and first == second
+def _same_argument(value: Any, argument: Any) -> bool:
+    if isinstance(value, WorkerPool) and isinstance(argument, WorkerPool):
+        value, argument = ((pool.timeout, pool.memory_limit_mb, pool.cpu_seconds) for pool in (value, argument))
+    return value is argument or (isinstance(value, PLAIN_TYPES) and value == argument)
 
 
 def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
-    """A completion with its question, its reward, and the value and status of each part: row `row` of `scores`."""
-    parts, notes, talk = scores.describe(row), scores.notes(row), sample.conversation
-    return {
+    """Returns a completion with its question, and the values and statuses of its rewards: row `row` of `scores`."""
+    results = scores.describe(row)
+    fields: dict[str, Any] = {
         "source": sample.prompt.question.source,
         "question": sample.prompt.question.text,
         "answer": sample.answer,
@@ -308,13 +338,16 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         "completion": sample.text,
         "finish_reason": str(sample.finish_reason),
         "reward": none_if_nan(scores.total[row]),
-        "scores": {name: none_if_nan(value) for name, (value, _) in parts.items()},
-        "statuses": {name: status for name, (_, status) in parts.items()},
-        **({"notes": notes} if notes else {}),
-        **({} if talk is None else {"messages": talk.messages, "environment": talk.error or talk.status}),
+        "scores": {name: none_if_nan(value) for name, (value, _) in results.items()},
+        "statuses": {name: status for name, (_, status) in results.items()},
     }
+    if notes := scores.notes(row):
+        fields["notes"] = notes
+    if (conversation := sample.conversation) is not None:
+        fields |= {"messages": conversation.messages, "environment": conversation.error or conversation.status}
+    return fields
 
 
 def none_if_nan(value: float) -> float | None:
-    """The value; None for NaN, which JSON lacks."""
+    """Returns the value, or None for NaN, which JSON lacks."""
     return None if math.isnan(value) else value

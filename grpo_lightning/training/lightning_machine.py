@@ -1,4 +1,4 @@
-"""Lightning as the machine that updates run on, and the limits beyond which a run stops."""
+"""Makes updates on Lightning's trainer, and holds the limits beyond which a run stops."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError, at_least
 
 SMALLEST_SCALE = 1.0
-"""Of `16-mixed`: gradients that overflow without being scaled up are too large themselves."""
+"""Scale of the gradients of `16-mixed` at which an overflow counts as a bad update: nothing scaled the gradient up."""
 
 
 @dataclass
@@ -33,8 +33,11 @@ class Guard:
     """
 
     grad_clip: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
     max_bad_updates: int = 5
+    """Number of updates in a row without a finite loss and gradient after which the run stops."""
     max_failed_rewards: float = 0.5
+    """Largest fraction of samples that a reward may fail on before the run stops."""
 
     def __post_init__(self) -> None:
         at_least("model.guard.grad_clip", self.grad_clip, 0)
@@ -44,10 +47,16 @@ class Guard:
 
 
 class LightningMachine(Machine):
-    """The trainer's strategy and the optimizer of a `GRPOModule`, which counts bad updates, for one update."""
+    """Makes one update of a `GRPOModule` with the trainer's strategy. The module counts bad updates.
+
+    Args:
+        module: The `GRPOModule`, attached to a trainer.
+        optimizer: The optimizer of its policy.
+    """
 
     def __init__(self, module: Any, optimizer: LightningOptimizer) -> None:
-        self.module, self.optimizer = module, optimizer
+        self.module = module
+        self.optimizer = optimizer
 
     @property
     def reduce(self) -> Callable[..., Any]:
@@ -55,7 +64,7 @@ class LightningMachine(Machine):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """Lightning's, in `16-mixed`; in other precisions None."""
+        """Lightning's gradient scaler in `16-mixed`; None in other precisions."""
         return getattr(self.module.trainer.precision_plugin, "scaler", None)
 
     @property
@@ -63,7 +72,7 @@ class LightningMachine(Machine):
         return self.scaler.get_scale() if self.scaler else 1.0
 
     def backward(self, objective: Tensor) -> None:
-        # Ranks average their gradients, but J is a sum over all of them.
+        # The strategy averages gradients over ranks, but J is a sum over ranks.
         self.module.manual_backward(-objective * self.module.trainer.world_size)
 
     def synced(self, is_last: bool) -> AbstractContextManager[None]:
@@ -72,7 +81,7 @@ class LightningMachine(Machine):
         return strategy.block_backward_sync() if waits else nullcontext()
 
     def alone(self) -> Sequence[nn.Parameter] | None:
-        """Those that are trained: on a CPU, in one process, with nothing random in a pass, no scaler and no hook."""
+        """Returns the trained weights on a CPU, in one process, without dropout, scaler and hooks; None otherwise."""
         policy: Policy = self.module.policy
         hooks = ("on_before_backward", "on_after_backward")
         if any(is_overridden(hook, callback, Callback) for callback in self.module.trainer.callbacks for hook in hooks):
@@ -86,12 +95,13 @@ class LightningMachine(Machine):
         self.optimizer.step()
 
     def skip(self, objective: Tensor, grad_norm: Tensor) -> None:
-        module, scale = self.module, self.scale
+        module = self.module
+        scale = self.scale
         if self.scaler:
-            # As `update` does after an overflow, but by the numbers of all ranks, so that they keep one scale.
-            smaller = scale * self.scaler.get_backoff_factor()
-            self.scaler.load_state_dict({**self.scaler.state_dict(), "scale": smaller, "_growth_tracker": 0})
-        # Such gradients overflow because the scale is large: with a smaller one they will not.
+            # The scaler's `update` does this after an overflow of one rank; here all ranks keep the same scale.
+            new_scale = scale * self.scaler.get_backoff_factor()
+            self.scaler.load_state_dict({**self.scaler.state_dict(), "scale": new_scale, "_growth_tracker": 0})
+        # The gradient overflowed because of the scale, which is smaller now: this is not a bad update.
         if bool(objective.isfinite()) and scale > SMALLEST_SCALE:
             return
         module.bad_updates += 1

@@ -1,4 +1,4 @@
-"""The LightningModule: policy, reference and old policy, and the one optimizer update that everything leads to."""
+"""The LightningModule of GRPO: policy, reference and old policy, and the optimizer update."""
 
 import time
 from collections.abc import Iterator
@@ -60,17 +60,17 @@ class GRPOModule(EvaluatingModule):
     Args:
         policy: π_θ, the causal LM that is trained.
         rewards: The terms of R(q, o), summed by their weights.
-        engine: Draws the completions.
-        sampling: The distribution that completions are drawn from.
-        advantage: Â from the rewards of a group.
+        engine: Samples the completions.
+        sampling: The distribution that completions are sampled from.
+        advantage: Computes Â from the rewards of a group.
         objective: The surrogate, the KL term and how tokens are averaged.
         old_policy: π_old, the denominator of the ratio.
         reference: π_ref of the KL terms. It exists only with an `objective.beta` above 0 or an `objective.reward_kl`.
             None is a `FrozenCopy`, or `AdapterOff` of a policy with an adapter.
-        optimizer: The optimizer, given the parameters.
+        optimizer: Makes the optimizer from the trained parameters.
         lr_scheduler: The learning-rate schedule, stepped once per optimizer update. None keeps the rate.
         guard: Limits beyond which gradients are clipped or the run stops.
-        validation: What validation draws, and who decides what is right.
+        validation: How many completions validation samples, and which grader decides what is right.
     """
 
     def __init__(
@@ -99,13 +99,15 @@ class GRPOModule(EvaluatingModule):
         self.explorer = Explorer(engine or PlainEngine(), scorer)
         self.advantage = advantage or GroupStd()
         self.old_policy = old_policy or RecordedLogp()
-        usual = FrozenCopy if policy.adapter is None else AdapterOff
+        # A reference that nothing reads would only take memory.
+        default_reference = FrozenCopy if policy.adapter is None else AdapterOff
         is_read = self.objective.needs_reference or "ref_logp" in self.advantage.reads
-        self.reference = (reference or usual()) if is_read else None
+        self.reference = (reference or default_reference()) if is_read else None
         check_module(self, old_policy, reference)
-        # A checkpoint of an adapter has the trained tensors; what else is missing, `check_same_model` finds.
+        # A checkpoint of an adapter has only the trained tensors; `check_same_model` compares these.
         self.strict_loading = policy.adapter is None
-        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
         self.register_load_state_dict_pre_hook(_fill_in)
         self.register_buffer("bad_updates", torch.tensor(0))
         self.register_buffer("bad_updates_in_a_row", torch.tensor(0))
@@ -113,11 +115,11 @@ class GRPOModule(EvaluatingModule):
         self._loaded = False
         self._options: OptimizerOptions
         self._resumed: tuple[list[dict[str, Any]], int | None] = [], None
-        """What a checkpoint says of the schedule and the policy's version, until the fit begins."""
+        """The state of the schedules and the policy's version from a checkpoint, until the fit begins."""
 
     @property
     def parts(self) -> Parts:
-        """The parts of GRPO."""
+        """The parts of GRPO that the loop and the updates work with."""
         return Parts(
             self.policy,
             self.old_policy,
@@ -135,25 +137,26 @@ class GRPOModule(EvaluatingModule):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A context without gradients, in eval mode and with the trainer's precision."""
+        """Returns a context without gradients, in eval mode and with the trainer's precision."""
         with evaluating(self.policy), torch.no_grad(), self.trainer.strategy.precision_plugin.forward_context():
             yield
 
     def configure_callbacks(self) -> list[Callback]:
-        """The callbacks that keep the trainer to whole steps, and log them."""
+        """Adds the callbacks that keep the trainer to whole steps and log the steps, unless the trainer has them."""
         trainer: Any = self.trainer
         present = {type(callback) for callback in trainer.callbacks}
         if GRPOLoop in present and trainer.state.fn == TrainerFn.FITTING:
-            check_run(self, trainer)  # before Lightning starts its loggers, which write
+            # This hook runs before Lightning starts its loggers, which write files.
+            check_run(self, trainer)
         return [kind() for kind in (WholeSteps, StepReport) if kind not in present and GRPOLoop in present]
 
     def explain(self, trainer: Any, exception: BaseException) -> None:
-        """Raises UsageError where a strategy fails that forks or spawns processes: the exception tells little."""
+        """Raises UsageError if a strategy that forks or spawns processes fails, since its exception tells little."""
         if not isinstance(exception, UsageError):
             check_strategy(trainer.strategy)
 
     def connect(self, data: Any) -> None:
-        """Takes over how the data's prompts are sampled, and the grader of its task where `validation` has none."""
+        """Takes the data's sampler and validations, and the grader of its task if `validation` has none."""
         if not hasattr(data, "train_loader"):
             raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
@@ -165,56 +168,63 @@ class GRPOModule(EvaluatingModule):
                 self.named[name] = validation.evaluation(self.explorer, self.sampling)
 
     def setup(self, stage: str) -> None:
-        """Lets the data read its questions, and the rewards what they need of the run."""
-        check_precision(self.trainer.precision)
-        self._validating.close()  # an interrupted validation had no end
-        trainer, validates = self.trainer, stage != "fit" or self.trainer.limit_val_batches != 0
+        """Reads the questions of the data, and sets up the rewards for the run."""
+        trainer = self.trainer
+        check_precision(trainer.precision)
+        # An interrupted validation has not reached its end.
+        self._validating.close()
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, TaskData):
             self.read_questions(data, stage, trainer)
         longest = self.explorer.sampler.longest(self.sampling)
         run = Run(trainer.strategy.root_device, self.policy.tokenizer, longest, trainer.global_rank)
-        for scorer in [one.scorer for one in self.evaluations.values()] if validates else [self.explorer.scorer]:
+        evaluations = self.evaluations.values() if _validates(stage, trainer) else ()
+        # The scorer of a validation holds the rewards of training too.
+        for scorer in [evaluation.scorer for evaluation in evaluations] or [self.explorer.scorer]:
             scorer.setup(run)
 
     def read_questions(self, data: TaskData, stage: str, trainer: Any) -> None:
-        """Lets the data read what `stage` needs, and the rewards and the judge the questions that they will score."""
+        """Reads the questions that `stage` needs, and shows them to the rewards and the grader that will score them."""
         self.connect(data)
         data.load(
             stage,
             self.policy,
             self.sampling,
             self.explorer.scorer,
-            stage != "fit" or trainer.limit_val_batches != 0,
+            _validates(stage, trainer),
             self.val_sampling,
             self.evaluation.grader,
         )
         check_limit(trainer, data, stage)
 
     def load(self, precision: Precision) -> None:
-        """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
+        """Reads the weights, and checks that the engine can decode them. A second call does nothing."""
         if self._loaded:
             return
         if self.reference is not None:
             self.reference.check(self.policy)
         self.policy.load()
-        # What autocast computes is what is checked; the true half precisions convert the weights later.
+        # The engine is checked under the run's autocast; the true half precisions convert the weights later.
         autocast = precision.forward_context() if isinstance(precision, MixedPrecision) else nullcontext()
-        samplings = self.sampling, *(one.sampling for one in self.evaluations.values())
-        # As in training: Lightning loads where every new tensor is made on the GPU.
+        samplings = self.sampling, *(evaluation.sampling for evaluation in self.evaluations.values())
+        # Lightning calls this where new tensors are made on the GPU; in training they are made on the CPU.
         with autocast, torch.device("cpu"):
             self.explorer.engine.check(self.policy, max(samplings, key=lambda sampling: sampling.max_new_tokens))
         for sampling in samplings:
-            StopStrings(self.policy, sampling.stop)  # refuses strings that no text can have
+            # Refuses strings that no text can have.
+            StopStrings(self.policy, sampling.stop)
         self._loaded = True
 
     def configure_model(self) -> None:
-        """Reads the weights; the reference starts as the initial policy. A strategy with a device mesh shards them."""
+        """Reads the weights and makes the snapshots; a strategy with a device mesh shards both.
+
+        The reference starts as the initial policy.
+        """
         self.load(self.trainer.strategy.precision_plugin)
         if self.trainer.state.fn == TrainerFn.FITTING:
             check_averages(self.trainer, self.policy, self.device_mesh is not None)
         for snapshot in (self.old_policy, self.reference):
-            # The second `fit`, or one after `validate`, finds them made: the reference must not follow the policy here.
+            # A second `fit`, or one after `validate`, must not move the reference to the policy.
             if snapshot is not None and not snapshot.exists:
                 snapshot.refresh(self.policy)
         if self.device_mesh is not None:
@@ -222,8 +232,8 @@ class GRPOModule(EvaluatingModule):
                 weights.shard(sharding.data_mesh(self.device_mesh))
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of the trained parameters, and its schedule."""
-        optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        """Makes the optimizer of the trained parameters, and its schedule."""
+        optimizer = self.optimizer([parameter for parameter in self.policy.parameters() if parameter.requires_grad])
         trainer: Any = self.trainer
         self._updates_per_step = len(trainer.datamodule.train_dataloader())
         num_updates = self._updates_per_step * trainer.max_epochs if has_end(trainer.max_epochs) else None
@@ -235,62 +245,67 @@ class GRPOModule(EvaluatingModule):
         """Puts the policy into training mode."""
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
         self.policy.train()
-        self._standing = None
+        self._checkpoint_step = None
         warn_of_lost_updates(self.policy, self._options.optimizer)
 
     def on_train_start(self) -> None:
-        """Brings the schedule to where the run is."""
-        # The optimizer has its state back by now, under any strategy.
+        """Brings the schedule to the update that the run resumes from."""
+        # By now the optimizer has its state back, under any strategy.
         num_updates = self.trainer.global_step
-        if isinstance(self._options.scheduler, WarmupCosine):  # it counts updates that are not made, too
+        # WarmupCosine counts updates that are not made, too.
+        if isinstance(self._options.scheduler, WarmupCosine):
             num_updates = self.trainer.current_epoch * self._updates_per_step
         schedules, version = self._resumed
         self._options.restore_schedule(schedules, num_updates)
         if version is not None:
             # Rollouts that a source kept across the resume are as old as they were.
-            self.policy.version, self.explorer.engine.version = version, None
+            self.policy.version = version
+            self.explorer.engine.version = None
         self._resumed = [], None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The weights of policy (of an adapter alone), reference, and of π_old unless the next step replaces them."""
+        """Returns the weights of policy and snapshots; only an adapter's, if the policy has one.
+
+        π_old is left out if the next step replaces it.
+        """
         state = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", "")
-        for name in self._left_out():
+        for name in self._unsaved_state():
             state.pop(prefix + name, None)
         return state
 
-    def _left_out(self) -> dict[str, Any]:
-        """What a checkpoint does without, by name."""
-        left_out: dict[str, Any] = {}
+    def _unsaved_state(self) -> dict[str, Any]:
+        """Returns the weights that a checkpoint leaves out, by name."""
+        unsaved: dict[str, Any] = {}
         if self.old_policy.is_policy:
-            left_out |= self.old_policy.state_dict(prefix="old_policy.")
+            unsaved |= self.old_policy.state_dict(prefix="old_policy.")
         if self.policy.adapter is not None:
             frozen = self.policy.state_dict(prefix="policy.")
             for name in self.policy.trained_state_dict():
                 frozen.pop(f"policy.{name}", None)
-            left_out |= frozen
-        return left_out
+            unsaved |= frozen
+        return unsaved
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GRPOModule":
-        """A copy with weights of its own, as callbacks make that average them; it can not be validated."""
+        """Copies the module with its weights, for callbacks that average them. The copy cannot be validated."""
         return copied_weights(self, ["evaluation", "named"], memo)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the policy's version, what the rewards have learned and which weights an adapter was trained on."""
+        """Adds the policy's version, the state of the rewards, and the fingerprint of an adapter's base model."""
         checkpoint["policy_version"] = self.policy.version
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
         stateful = self.advantage, self.objective.entropy
-        checkpoint["parts"] = {type(part).__name__: part.state_dict() for part in stateful}
+        checkpoint["parts"] = {type(component).__name__: component.state_dict() for component in stateful}
         if self.policy.adapter is not None:
             checkpoint["base"] = self.policy.base
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads a checkpoint of another `beta`, `reference`, `old_policy` or schedule, but of no other model."""
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
-        for part in (self.advantage, self.objective.entropy):
-            if state := checkpoint.get("parts", {}).get(type(part).__name__):
-                part.load_state_dict(state)
-        # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
+        for component in (self.advantage, self.objective.entropy):
+            if state := checkpoint.get("parts", {}).get(type(component).__name__):
+                component.load_state_dict(state)
+        # Lightning's strategy for sharded weights has written them by now, layer by layer, past the policy.
         self.policy.mark_written()
         is_fitting = self.trainer.state.fn == TrainerFn.FITTING
         if is_fitting:
@@ -302,48 +317,56 @@ class GRPOModule(EvaluatingModule):
             fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})
         if is_fitting:
             self._resumed = checkpoint.get("lr_schedulers", []), checkpoint.get("policy_version")
-            # Lightning would load a schedule's state into whatever schedule there is now.
+            # Lightning would load a schedule's state into the schedule of this run, which may be another.
             checkpoint["lr_schedulers"] = []
         else:
-            self._standing = checkpoint["epoch"]
+            self._checkpoint_step = checkpoint["epoch"]
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
-        """One optimizer update: line 11 of DeepSeekMath's Algorithm 1. Nothing once a stop rule has ended them."""
+        """Makes one optimizer update: line 11 of DeepSeekMath's Algorithm 1.
+
+        Once a stop rule has ended the updates of the step, only the schedule may move.
+        """
         if minibatch.step.passes.ended:
             self._step_schedule(is_made=False)
             return
         optimizer: Any = self.optimizers()
-        started, rate = time.perf_counter(), optimizer.param_groups[0]["lr"]
-        machine, callbacks = LightningMachine(self, optimizer), getattr(self.trainer, "callbacks", [])
-        watchers = [SamplerGap(self.parts), *(one for one in callbacks if isinstance(one, Watcher))]
+        started = time.perf_counter()
+        rate = optimizer.param_groups[0]["lr"]
+        machine = LightningMachine(self, optimizer)
+        callbacks = getattr(self.trainer, "callbacks", [])
+        watchers = [SamplerGap(self.parts), *(callback for callback in callbacks if isinstance(callback, Watcher))]
         is_made, metrics = update(minibatch, self.parts, machine, self.guard.grad_clip, watchers)
-        # Lightning calls the hook where it makes the updates itself.
+
+        # Lightning calls this hook only if it makes the updates itself.
         for callback in callbacks:
             callback.on_before_zero_grad(self.trainer, self, optimizer)
         self.on_before_zero_grad(optimizer)
         optimizer.zero_grad()
         self._step_schedule(is_made)
+
         if metrics is not None:
-            rates = {} if rate is None else {"optim/lr": torch.tensor(rate)}  # Adafactor may choose it
+            # Adafactor may choose the rate itself; it is None then.
+            rates = {} if rate is None else {"optim/lr": torch.tensor(rate)}
             seconds = torch.tensor(time.perf_counter() - started)
             minibatch.step.updates.append((is_made, {**metrics, **rates, "time/update": seconds}))
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Completes the averages that callbacks have moved by now."""
+        """Completes the averages of the weights that callbacks have updated."""
         complete_averages(self.trainer, self)
 
-    # Some averages move at the end of a step.
+    # Some callbacks update their average at the end of a step.
     on_train_epoch_end = on_train_batch_end
 
     def _step_schedule(self, is_made: bool) -> None:
-        """Steps the schedule after an update that is made; one over the whole run after any."""
+        """Steps the schedule after an update that was made; `WarmupCosine` counts the others too."""
         scheduler: Any = self.lr_schedulers()
         if scheduler is not None and (is_made or isinstance(scheduler, WarmupCosine)):
             scheduler.step()
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Raises UsageError: a checkpoint holds weights, and not what the module is made of."""
+        """Raises UsageError: a checkpoint holds weights, and not the policy, the rewards and the engine."""
         raise UsageError(
             f"GRPOModule.load_from_checkpoint({str(checkpoint_path)!r}): a checkpoint holds no policy, rewards or "
             "engine. Make the module as for the run, and give the path to the trainer, as in "
@@ -351,7 +374,7 @@ class GRPOModule(EvaluatingModule):
         )
 
     def teardown(self, stage: str) -> None:
-        """Closes the engine, the rewards and the environment."""
+        """Closes the engine, the rewards and the environments."""
         self._validating.close()
         self.explorer.close()
         self.explorer.settle()
@@ -360,7 +383,12 @@ class GRPOModule(EvaluatingModule):
             evaluation.scorer.close()
 
 
+def _validates(stage: str, trainer: Any) -> bool:
+    """Whether a stage answers validation questions: every stage but a `fit` without validation."""
+    return stage != "fit" or trainer.limit_val_batches != 0
+
+
 def _fill_in(module: GRPOModule, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """What `state_dict` leaves out stays as it is."""
-    for name, value in module._left_out().items():
+    """Adds the present weights that `state_dict` leaves out, so that loading does not change them."""
+    for name, value in module._unsaved_state().items():
         state.setdefault(prefix + name, value)

@@ -1,4 +1,4 @@
-"""The gap between the sampler's log-probs and the policy's: a check of the engine, and the metrics under mismatch/."""
+"""Compares the log-probs of sampler and policy: checks the engine, and computes the metrics under mismatch/."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A learning-rate schedule over the whole run, and what a resumed run does with other options of its optimizer."""
+"""A learning-rate schedule over the whole run, and resuming with other options of optimizer and schedule."""
 
 import inspect
 import json
@@ -14,49 +14,58 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from grpo_lightning.types import UsageError, require
+from grpo_lightning.types import UsageError
 
 
 class WarmupCosine(LRScheduler):
-    """Raises the learning rate linearly to that of the optimizer, then lowers it along a cosine.
+    """Raises the learning rate linearly to the optimizer's rate, then lowers it along a cosine.
 
-    Its length is that of the run: `trainer.max_epochs` steps of `loop.mu` x `loop.num_minibatches` updates. Updates
-    that are not made, as after a stop rule, count too, so the run ends at `final`. A run that goes on with more steps
-    takes the rates that the longer run has from there.
+    The schedule spans the run: `trainer.max_epochs` steps of `loop.mu` x `loop.num_minibatches` updates. Updates
+    that are not made, as after a stop rule, count too, so the run ends at `final`. Extending a run follows the longer
+    run's schedule.
 
     Args:
-        optimizer: Its learning rate is the highest.
+        optimizer: The optimizer, whose learning rate is the highest of the schedule.
         warmup: Fraction of the run's updates over which the rate rises; the last of them has the highest rate.
         final: Rate of the run's last update, as a fraction of the highest.
     """
 
     def __init__(self, optimizer: Optimizer, warmup: float = 0.05, final: float = 0.1) -> None:
         for name, value in (("warmup", warmup), ("final", final)):
-            require(0 <= value <= 1, f"{name}={value} of WarmupCosine: give a fraction, 0 to 1")
-        self.warmup, self.final = warmup, final
+            if not 0 <= value <= 1:
+                raise UsageError(f"{name}={value} of WarmupCosine: give a fraction, 0 to 1")
+        self.warmup = warmup
+        self.final = final
         self.num_updates = 1
         super().__init__(optimizer)
 
     def spread(self, num_updates: int) -> None:
-        """Takes the length of the run, before its first update."""
+        """Sets the number of the run's updates, before the first of them."""
         self.num_updates = num_updates
         super().__init__(self.optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of each group at the next update."""
-        rising, done = round(self.warmup * self.num_updates), self.last_epoch + 1
-        progress = min(1.0, (done - rising) / max(1, self.num_updates - rising))
-        falling = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
-        return [rate * (done / rising if done <= rising else falling) for rate in self.base_lrs]
+        """Returns the rate of each group at the next update."""
+        warmup_updates = round(self.warmup * self.num_updates)
+        update = self.last_epoch + 1
+        if update <= warmup_updates:
+            return [rate * (update / warmup_updates) for rate in self.base_lrs]
+        progress = min(1.0, (update - warmup_updates) / max(1, self.num_updates - warmup_updates))
+        factor = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+        return [rate * factor for rate in self.base_lrs]
 
 
 class OptimizerOptions:
-    """Lets a resumed run take other options for optimizer and schedule, while the optimizer keeps its state.
+    """Applies changed options of optimizer and schedule to a resumed run, while the optimizer keeps its state.
 
-    A checkpoint records which options were given. On resuming, an option with a new value takes it, and everything
-    else comes from the checkpoint. So a run that changes nothing continues bit for bit. A changed schedule, or one
-    that starts from another learning rate, continues as if it had been used from the first update. `num_updates` are
-    those of the whole run; None if it has no end.
+    A checkpoint records the options of its run. On resuming, changed options get their new value, and everything else
+    comes from the checkpoint. So a run that changes nothing continues bit for bit. A schedule that changed, or starts
+    from another learning rate, continues as if it had been used from the first update.
+
+    Args:
+        optimizer: The optimizer.
+        make_scheduler: Makes the schedule of an optimizer; None: the rate is constant.
+        num_updates: Updates of the whole run; None if it has no end.
     """
 
     def __init__(
@@ -67,7 +76,8 @@ class OptimizerOptions:
         self.scheduler = schedule = None if make_scheduler is None else make_scheduler(optimizer)
         try:
             inspect.signature(schedule.step).bind() if schedule else None
-        except TypeError as error:  # as of ReduceLROnPlateau
+        except TypeError as error:
+            # ReduceLROnPlateau, for instance, needs an argument.
             raise UsageError(
                 f"model.lr_scheduler={type(schedule).__name__}: it waits for a metric ({error}), and the schedule is "
                 "stepped once per optimizer update. Use one that counts updates, such as LinearLR or CosineAnnealingLR"
@@ -77,35 +87,40 @@ class OptimizerOptions:
                 raise UsageError("model.lr_scheduler=WarmupCosine: set trainer.max_epochs, whose fractions it takes")
             schedule.spread(num_updates)
         self._start = _options(optimizer)
-        self._given = {
+        self._recorded = {
             "class": _class_of(optimizer),
             "groups": _plain(self._groups),
             "schedule": schedule and {"class": _class_of(schedule), "state": _plain(schedule.state_dict())},
         }
         self._changes = False
-        optimizer.register_state_dict_post_hook(lambda _, state: state.update(given=self._given))
-        optimizer.register_load_state_dict_pre_hook(lambda _, state: self._load(state))
+        optimizer.register_state_dict_post_hook(lambda _, state: state.update(given=self._recorded))
+        optimizer.register_load_state_dict_pre_hook(self._with_changed_options)
 
-    def _load(self, state: dict[str, Any]) -> dict[str, Any] | None:
-        then = state.get("given")
-        if then is None:  # of an earlier version, or of Lightning's ModelParallelStrategy
+    def _with_changed_options(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns a checkpoint's state of the optimizer, with the options that have changed since then."""
+        recorded = state.get("given")
+        # Earlier versions, and Lightning's ModelParallelStrategy, record no options.
+        if recorded is None:
             return None
-        if then["class"] != self._given["class"]:
+        if recorded["class"] != self._recorded["class"]:
             raise UsageError(
-                f"model.optimizer={self._given['class']}: the checkpoint was saved with {then['class']}, whose state "
-                "another optimizer cannot use. Give that one, or start a new run from the weights"
+                f"model.optimizer={self._recorded['class']}: the checkpoint was saved with {recorded['class']}, whose "
+                "state another optimizer cannot use. Give that one, or start a new run from the weights"
             )
+
         # Some schedules set the rate themselves, and a new rate of the optimizer must not interfere.
-        of_groups = self.scheduler is not None and then["groups"] != self._given["groups"]
-        self._changes = of_groups or then["schedule"] != self._given["schedule"]
+        starts_elsewhere = self.scheduler is not None and recorded["groups"] != self._recorded["groups"]
+        self._changes = starts_elsewhere or recorded["schedule"] != self._recorded["schedule"]
         groups = []
-        for now, before, saved in zip(self._groups, then["groups"], state["param_groups"], strict=False):
-            changed = {key: value for key, value in now.items() if key not in before or before[key] != _plain(value)}
+        for group, old_group, saved in zip(self._groups, recorded["groups"], state["param_groups"], strict=False):
+            changed = {
+                key: value for key, value in group.items() if key not in old_group or old_group[key] != _plain(value)
+            }
             groups.append({**saved, **changed})
         return {**state, "param_groups": groups}
 
     def restore_schedule(self, saved: Sequence[Mapping[str, Any]], num_updates: int) -> None:
-        """Brings the schedule to where the run is, after `num_updates`; the optimizer has its state back by now."""
+        """Brings the schedule to where the run is, after `num_updates`. The optimizer must have its state back."""
         if not self._changes:
             if self.scheduler is not None and saved:
                 self.scheduler.load_state_dict(dict(saved[0]))
@@ -126,18 +141,19 @@ class OptimizerOptions:
 def check_optimizer(
     module: Any, num_updates: int | None, device: torch.device, message_of: Callable[[Exception], str] = str
 ) -> None:
-    """Raises UsageError where a module's optimizer refuses a step, or its schedule one of the run's updates.
+    """Raises UsageError if a module's optimizer cannot make a step, or its schedule not all updates of the run.
 
     Both are tried on a few numbers. The policy, its optimizer and the random numbers stay as they are.
 
     Args:
         module: A `GRPOModule`, whose weights need not be loaded.
         num_updates: Updates of the whole run; None if it has no end.
-        device: That of the weights: some optimizers are for GPUs alone.
-        message_of: From an exception to its message.
+        device: Device of the weights: some optimizers work only on GPUs.
+        message_of: Turns an exception into a message.
     """
     num_dims = {weights.ndim for weights in module.policy.parameters() if weights.requires_grad}
-    if not num_dims:  # not loaded yet: norms and biases have one dimension, the matrices of adapters two
+    if not num_dims:
+        # The weights are not loaded yet. Norms and biases have one dimension, the matrices of adapters two.
         num_dims = {1, 2} if module.policy.adapter is None else {2}
     parameters = [nn.Parameter(torch.zeros((2,) * dims, device=device)) for dims in sorted(num_dims)]
     for parameter in parameters:
@@ -147,7 +163,8 @@ def check_optimizer(
         try:
             optimizer = module.optimizer(parameters)
             complaint = f"model.optimizer={type(optimizer).__name__}: it cannot update by a gradient alone"
-            optimizer.step(lambda: None)  # as Lightning calls it
+            # Lightning passes a closure too.
+            optimizer.step(lambda: None)
             ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if ids.isdisjoint(map(id, parameters)):
                 raise ValueError("it does not hold the weights that it is given")
@@ -167,17 +184,19 @@ def check_optimizer(
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The options of each group as they are now, copied: a schedule may write into a tensor."""
+    """Returns a copy of each group's options: a schedule may write into a tensor."""
     return [
         {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
 
 
-def _class_of(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+def _class_of(instance: Any) -> str:
+    return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
 
 def _plain(value: Any) -> Any:
-    """The value as numbers, text, lists and dicts, which a checkpoint can hold and two runs can compare."""
-    return json.loads(json.dumps(value, default=lambda x: x.tolist() if isinstance(x, Tensor) else type(x).__name__))
+    """Returns the value as numbers, text, lists and dicts, which a checkpoint can hold and two runs can compare."""
+    return json.loads(
+        json.dumps(value, default=lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else type(leaf).__name__)
+    )

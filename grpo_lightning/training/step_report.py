@@ -1,4 +1,4 @@
-"""The report of a step over all ranks: what it took, and what came of it; reward/, rollout/, time/ and perf/."""
+"""The report of a step over all ranks: the metrics under reward/, rollout/, time/ and perf/."""
 
 import logging
 import math
@@ -8,6 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -29,81 +30,105 @@ from grpo_lightning.types import Status
 log = logging.getLogger(__name__)
 
 MAXIMA = ("policy/ratio_max", "policy/logp_gap")
+"""Metrics of updates whose largest value is logged for a step; of all others it is the mean."""
 
 
 class StepReport(Callback):
-    """Logs every step. Each `GRPOModule` brings one along."""
+    """Logs every step. Each `GRPOModule` adds one to the trainer."""
 
     def __init__(self) -> None:
-        self.remarks: Counter[str] = Counter()  # why steps of this start learned nothing, and how many
-        self._began = 0.0  # the updates of the step under way
-        self._validations: list[float] = []  # seconds of its validations so far, which are no part of it
-        self._between = 0.0
-        """Seconds of validation before its last update so far: `trainer.val_check_interval` puts it between updates."""
-        self._ended: float | None = None  # when the last step had ended; None before the first of this start
+        self.remarks: Counter[str] = Counter()
+        """Number of steps of this start by the reason why they learned nothing."""
+        self._updates_started = 0.0
+        """Time at which the updates of the current step began, by `perf_counter`."""
+        self._validations: list[float] = []
+        """Seconds of each validation of the current step. They do not count as time of the step."""
+        self._seconds_between = 0.0
+        """Seconds of validation between the updates of the current step, where `trainer.val_check_interval` puts it."""
+        self._last_step_ended: float | None = None
+        """Time at which the last step ended, by `perf_counter`; None before the first step of this start."""
         self._has_warned = False
-        """Whether it was said what is taken for right where no grader says 0 or 1."""
+        """True once the run has warned that a bound on a reward decides what is right."""
         self._rates: set[str] = set()
-        """The fractions that are logged as 0 where nothing happens: once they have been above it."""
+        """Fractions that have been above 0. They are logged as 0 from then on, so that no stale value remains."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forgets what an earlier fit has logged."""
+        """Resets what an earlier fit has logged."""
         if stage == "fit":
-            self._rates, self._ended, self._has_warned = set(), None, False
+            self._rates = set()
+            self._last_step_ended = None
+            self._has_warned = False
             self.remarks.clear()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock of the updates, and tells the observers the step's mean reward."""
+        """Passes the step's mean reward to the observers, and starts the clock of the updates."""
         loop = GRPOLoop.find(trainer)
-        scored = [value for value in loop.current_step.exploration.scores.total if not math.isnan(value)]
-        totals, counts = zip(*ranks.gather((sum(scored), len(scored))), strict=True)
+        rewards = [value for value in loop.current_step.exploration.scores.total if not math.isnan(value)]
+        totals, counts = zip(*ranks.gather((sum(rewards), len(rewards))), strict=True)
         for observer in loop.observers if sum(counts) else ():
             observer.rewarded(sum(totals) / sum(counts))
-        self._began, self._validations, self._between = perf_counter(), [], 0.0
+        self._validations = []
+        self._seconds_between = 0.0
+        self._updates_started = perf_counter()
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Notes the end of an update: validation comes between the last one and `on_train_epoch_end`."""
-        self._between = sum(self._validations)
+        """Records the seconds of the validations before this update; those after the last update are not between."""
+        self._seconds_between = sum(self._validations)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock of a step's validation."""
         self._validations.append(-perf_counter())
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops it."""
+        """Stops the clock of a step's validation."""
         self._validations[-1] += perf_counter()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Logs the step."""
         loop = GRPOLoop.find(trainer)
-        step, exploration = loop.current_step, loop.current_step.exploration
+        step = loop.current_step
+        exploration = step.exploration
         self._warn_of_bound(exploration)
-        begun, self._ended = self._ended or step.started, perf_counter()
-        optimise = step.updated - self._began - self._between
-        seconds = {"optimise": optimise, "step": optimise + step.prepared - step.started, "wall": self._ended - begun}
+
+        # Time: the step is exploration, preparation and updates, without validation; the wall clock has everything.
+        step_ended = perf_counter()
+        optimise = step.updated - self._updates_started - self._seconds_between
+        seconds = {
+            "optimise": optimise,
+            "step": optimise + step.prepared - step.started,
+            "wall": step_ended - (self._last_step_ended or step.started),
+        }
         seconds |= exploration.seconds | ({"validate": sum(self._validations)} if self._validations else {})
-        own = StepStatistics.from_exploration(exploration, loop.group_size, seconds, learned_tokens(step))
-        everyone = own.gather()
-        # Whoever reads the last value of one must not find that of an earlier step.
+        self._last_step_ended = step_ended
+
+        # Statistics of all ranks. A fraction that was logged before is logged as 0, so that no stale value remains.
+        total = StepStatistics.from_exploration(exploration, loop.group_size, seconds, learned_tokens(step)).gather()
         absent = [name for name in self._rates if name.split("/")[1] in exploration.scores.results]
-        metrics = dict.fromkeys(absent, 0.0) | everyone.metrics() | step.learned
-        remarks = everyone.remarks(step.passes, not pl_module.objective.learns_from_advantage_alone)
+        metrics = dict.fromkeys(absent, 0.0) | total.metrics() | step.learned
+
+        # Remarks: updates that were not made, and why the step learned nothing.
+        remarks = total.remarks(step.passes, not pl_module.objective.learns_from_advantage_alone)
         self.remarks.update(remarks)
-        made, rule = sum(is_made for is_made, _ in step.updates), step.passes.ended_by
-        some = [f"{made} of {loop.updates_per_step} updates{f', {rule}' if rule else ''}"]
-        step.remarks = (some if made < loop.updates_per_step else []) + remarks
+        num_updates = sum(is_made for is_made, _ in step.updates)
+        rule = step.passes.ended_by
+        if num_updates < loop.updates_per_step:
+            remarks = [f"{num_updates} of {loop.updates_per_step} updates{f', {rule}' if rule else ''}", *remarks]
+        step.remarks = remarks
+
+        # Metrics that would be constant in most runs are logged only where they can vary.
         if loop.updates_per_step > 1:
-            metrics["optim/updates"] = made
+            metrics["optim/updates"] = num_updates
         if not isinstance(loop.stop, FixedPasses):
             metrics[f"optim/stopped_by/{type(loop.stop).__name__}"] = float(rule is not None)
-        if bad_updates := int(pl_module.bad_updates):  # no curve that is 0 throughout
+        if bad_updates := int(pl_module.bad_updates):
             metrics["optim/bad_updates"] = bad_updates
         if loop.dynamic_sampling is None and not metrics.get("rollout/wasted") and "rollout/wasted" not in self._rates:
             metrics.pop("rollout/wasted", None)
-        self._rates |= {name for name in (*everyone.sample_counts, "rollout/wasted") if name in metrics}
+        self._rates |= {name for name in (*total.sample_counts, "rollout/wasted") if name in metrics}
         metrics |= exploration.metrics
         metrics["time/peak_memory_gib"] = peak_memory_gib(pl_module.device)
-        # Lightning would put plain numbers on the GPU, to fetch them from there.
+
+        # Tensors on the CPU: Lightning would copy plain numbers to the GPU and back.
         logged = {name: torch.tensor(float(value)) for name, value in metrics.items()}
         logged = {"reward/mean": torch.tensor(math.nan)} | logged | of_updates(step)
         # Lightning would write them after the step's checkpoint: a run killed between the two would lack the point.
@@ -112,11 +137,11 @@ class StepReport(Callback):
         pl_module.log_dict(logged, logger=False)
         for observer in loop.observers:
             observer.reported(metrics)
-        # Callbacks after this one may look at the exploration; the micro-batches are what takes memory.
+        # Later callbacks may read the exploration, but not the micro-batches, which take the memory.
         step.micro_batches.clear()
 
     def _warn_of_bound(self, exploration: Exploration) -> None:
-        """Says once what is taken for right if the grader has other values than 0 and 1."""
+        """Warns once if right answers are found by a bound, since the grader has other values than 0 and 1."""
         if self._has_warned or exploration.scores.are_verdicts:
             return
         self._has_warned = True
@@ -128,70 +153,87 @@ class StepReport(Callback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The fractions that have been logged."""
+        """Returns the fractions that have been logged."""
         return {"rates": sorted(self._rates)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores them. A fit that does not resume forgets them in `setup`."""
+        """Restores the fractions that have been logged. A fit that does not resume clears them in `setup`."""
         self._rates = set(state_dict["rates"])
 
 
 def of_updates(step: Step) -> dict[str, torch.Tensor]:
-    """Means and maxima over the updates that were made; of a metric that none of these has, over the others."""
+    """Returns the mean or maximum of each metric over the updates that were made.
+
+    A metric that only other updates have is averaged over these.
+    """
     summary = {}
     for name in dict.fromkeys(name for _, metrics in step.updates for name in metrics):
-        made = [metrics[name] for is_made, metrics in step.updates if is_made and name in metrics]
-        values = torch.stack(made or [metrics[name] for _, metrics in step.updates if name in metrics])
+        values_made = [metrics[name] for is_made, metrics in step.updates if is_made and name in metrics]
+        values = torch.stack(values_made or [metrics[name] for _, metrics in step.updates if name in metrics])
         summary[name] = values.max() if name in MAXIMA else values.mean()
     return summary
 
 
 @dataclass
 class StepStatistics:
-    """Sums, counts and maxima, so that those of several ranks can be combined."""
+    """Sums, counts and maxima of a step, from which the metrics of several ranks can be combined."""
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Sum of each mean's values, by metric."""
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Number of values in each sum, by metric."""
     maxima: dict[str, float] = field(default_factory=dict)
+    """Largest value, by metric."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By phase, of the slowest rank; `step` is the whole step, `wall` all that has passed since the last one."""
-    learned: int = 0  # drawn tokens that the updates learned from, once per pass
+    """Seconds by phase, of the slowest rank. `step` is the whole step, `wall` the time since the last step's end."""
+    learned: int = 0
+    """Sampled tokens that the updates learned from, once per pass."""
     sample_counts: Counter[str] = field(default_factory=Counter)
-    """Counts of samples, to be divided by that of all samples: a rank may lack a kind that another has."""
+    """Number of samples with a status, by metric: a fraction of all samples. A rank may lack a status of another."""
 
     @classmethod
     def from_exploration(
         cls, exploration: Exploration, group_size: int, seconds: dict[str, float], learned: int
     ) -> "StepStatistics":
-        """The statistics of this rank, of groups of `group_size` completions; the rest as in the fields."""
-        step = cls(seconds=seconds, learned=learned)
-        samples, scores = exploration.samples, exploration.scores
-        step.add_reward("reward", scores.total, group_size)
+        """Returns the statistics of this rank's completions, in groups of `group_size`.
+
+        `seconds` and `learned` are as in the attributes.
+        """
+        totals = cls(seconds=seconds, learned=learned, maxima={"rollout/length_max": 0})
+        scores = exploration.scores
+
+        # Rewards and their statuses, and groups whose rewards are all equal.
+        totals.add_reward("reward", scores.total, group_size)
         for name, result in scores.results.items():
-            step.add_reward(f"reward/{name}", result.value, group_size)
-            step.sample_counts.update(f"reward/{name}/{status}" for status in result.status)
+            totals.add_reward(f"reward/{name}", result.value, group_size)
+            totals.sample_counts.update(f"reward/{name}/{status}" for status in result.status)
         total = torch.tensor(scores.total, dtype=torch.float64)
         group = torch.arange(len(total)) // group_size
         for spread in has_spread(total, group, -(-len(total) // group_size)).tolist():
-            step.add("reward/frac_zero_std", not spread)
-        for row, sample in enumerate(samples):
-            length, is_right = len(sample.token_ids), scores.is_right(row)
-            step.add("rollout/length_mean", length)
-            step.add("rollout/truncated", sample.truncated)
+            totals.add("reward/frac_zero_std", not spread)
+
+        # Completions and conversations.
+        for row, sample in enumerate(exploration.samples):
+            length = len(sample.token_ids)
+            is_right = scores.is_right(row)
+            totals.add("rollout/length_mean", length)
+            totals.add("rollout/truncated", sample.truncated)
             if is_right is not None:
-                step.add(f"rollout/length_{'right' if is_right else 'wrong'}", length)
-                step.add("rollout/right_and_finished", is_right and not sample.truncated)
-            if (talk := sample.conversation) is not None:
-                step.add("rollout/turns", len(talk.ends))
-                step.add("rollout/branches", max(0, len(talk.pieces) - 1))
-                step.add("rollout/context", talk.num_given)
-                step.add("rollout/calls", talk.num_calls)
-                step.add("rollout/failed_calls", talk.num_failed_calls)
-                step.add("rollout/environment_failed", talk.status != Status.OK)
-        sampled = step.sums["rollout/length_mean"]
-        step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
-        step.maxima["rollout/length_max"] = max((len(sample.token_ids) for sample in samples), default=0)
-        return step
+                totals.add(f"rollout/length_{'right' if is_right else 'wrong'}", length)
+                totals.add("rollout/right_and_finished", is_right and not sample.truncated)
+            totals.maxima["rollout/length_max"] = max(length, totals.maxima["rollout/length_max"])
+            if (conversation := sample.conversation) is not None:
+                totals.add("rollout/turns", len(conversation.ends))
+                totals.add("rollout/branches", max(0, len(conversation.pieces) - 1))
+                totals.add("rollout/context", conversation.num_given)
+                totals.add("rollout/calls", conversation.num_calls)
+                totals.add("rollout/failed_calls", conversation.num_failed_calls)
+                totals.add("rollout/environment_failed", conversation.status != Status.OK)
+
+        # Tokens of completions that a filter left out.
+        num_sampled = totals.sums["rollout/length_mean"]
+        totals.add("rollout/wasted", num_sampled - exploration.rollouts.num_tokens, num_sampled)
+        return totals
 
     def add(self, name: str, value: float, count: float = 1) -> None:
         """Adds `value`, the sum over `count` cases, to a mean."""
@@ -200,27 +242,28 @@ class StepStatistics:
 
     def add_reward(self, name: str, values: Sequence[float], group_size: int) -> None:
         """Adds the mean over completions, and the standard deviation within a group averaged over groups."""
-        for first in range(0, len(values), group_size):
-            group = [value for value in values[first : first + group_size] if not math.isnan(value)]
+        for start in range(0, len(values), group_size):
+            group = [value for value in values[start : start + group_size] if not math.isnan(value)]
             if group:
                 self.add(f"{name}/mean", sum(group), len(group))
                 self.add(f"{name}/std", statistics.pstdev(group))
 
     def gather(self) -> "StepStatistics":
-        """The statistics of all ranks together. Every rank must call it."""
+        """Combines the statistics of all ranks. Every rank must call it."""
         total = StepStatistics()
         for rank in ranks.gather(self):
             for name, value in rank.sums.items():
                 total.add(name, value, rank.counts[name])
             total.sample_counts.update(rank.sample_counts)
-            for largest, values in ((total.maxima, rank.maxima), (total.seconds, rank.seconds)):
-                largest.update({name: max(value, largest.get(name, value)) for name, value in values.items()})
+            for maxima, values in ((total.maxima, rank.maxima), (total.seconds, rank.seconds)):
+                for name, value in values.items():
+                    maxima[name] = max(value, maxima.get(name, value))
             total.learned += rank.learned
         return total
 
     def metrics(self) -> dict[str, float]:
-        """The step's metrics by name."""
-        # Where every environment has failed before a token was drawn, there is nothing to have wasted.
+        """Returns the step's metrics by name."""
+        # Without sampled tokens, as where every environment has failed, there is no fraction of wasted tokens.
         metrics = {name: value / self.counts[name] for name, value in self.sums.items() if self.counts[name]}
         metrics |= self.maxima
         metrics |= {name: count / self.counts["rollout/length_mean"] for name, count in self.sample_counts.items()}
@@ -228,22 +271,30 @@ class StepStatistics:
         return metrics | self.times() | self.speeds(metrics["rollout/tokens"])
 
     def remarks(self, passes: Passes, moves_anyway: bool) -> list[str]:
-        """Why the step learned nothing, or little; `moves_anyway` if tokens without advantage have a gradient too."""
-        groups, total = self.counts["reward/frac_zero_std"], self.counts["rollout/truncated"]
-        cut_off = total and self.sums["rollout/truncated"] == total
-        found = [f"{total:.0f} of {total:.0f} completions cut off"] if cut_off else []
-        if not any(update.has_advantage > 0 for update in passes.updates):
-            why = "" if moves_anyway else "no token had an advantage"
-            if not self.counts["reward/mean"]:
-                why = "no completion has a reward"
-            elif self.sums["reward/frac_zero_std"] == groups:
-                why = f"all {groups:.0f} groups had equal rewards"
-            acted = "only KL or entropy terms acted" if moves_anyway else "nothing was learned"
-            found += [f"{why}: {acted}"] if why else []
-        return found
+        """Returns the reasons why the step learned nothing, or little.
+
+        `moves_anyway` is true if tokens without advantage have a gradient too, as by a KL term.
+        """
+        remarks = []
+        num_samples = self.counts["rollout/truncated"]
+        if num_samples and self.sums["rollout/truncated"] == num_samples:
+            remarks.append(f"{num_samples:.0f} of {num_samples:.0f} completions cut off")
+        if any(update.has_advantage > 0 for update in passes.updates):
+            return remarks
+
+        # No token had an advantage: no rewards, equal rewards, or an estimator that left none.
+        num_groups = self.counts["reward/frac_zero_std"]
+        consequence = "only KL or entropy terms acted" if moves_anyway else "nothing was learned"
+        if not self.counts["reward/mean"]:
+            remarks.append(f"no completion has a reward: {consequence}")
+        elif self.sums["reward/frac_zero_std"] == num_groups:
+            remarks.append(f"all {num_groups:.0f} groups had equal rewards: {consequence}")
+        elif not moves_anyway:
+            remarks.append(f"no token had an advantage: {consequence}")
+        return remarks
 
     def times(self) -> dict[str, float]:
-        """Seconds of each phase, and fractions of the wall clock; what no phase took is `other`."""
+        """Returns seconds of each phase, and fractions of the wall clock; `other` is the time outside the phases."""
         metrics = {f"time/{name}": value for name, value in self.seconds.items() if name not in ("validate", "wall")}
         wall = self.seconds["wall"]
         fractions = {name: value / wall for name, value in self.seconds.items() if name not in ("step", "wall")}
@@ -251,27 +302,27 @@ class StepStatistics:
         return metrics | {f"time/fraction_{name}": fraction for name, fraction in fractions.items()}
 
     def speeds(self, tokens: float) -> dict[str, float]:
-        """Tokens per second, of which `tokens` were sampled in the step."""
+        """Returns tokens per second of the step and its phases; `tokens` is the number sampled in the step."""
         counts = {"": ("step", tokens), "_explore": ("explore", tokens), "_optimise": ("optimise", self.learned)}
         return {
             f"perf/tokens_per_second{name}": count / self.seconds[phase]
             for name, (phase, count) in counts.items()
-            if self.seconds.get(phase)  # a source may have sampled before
+            if self.seconds.get(phase)  # a source may have sampled in an earlier step
         }
 
 
 def learned_tokens(step: Step) -> int:
-    """Drawn tokens that the updates of a step learned from on this rank, once per pass."""
-    updates = range(len(step.passes.updates))
+    """Returns the number of sampled tokens that a step's updates learned from on this rank, once per pass."""
+    minibatches = cycle(step.micro_batches)
     return sum(
         micro_batch.rollouts.num_tokens
-        for i in updates
-        for micro_batch in step.micro_batches[i % len(step.micro_batches)]
+        for _, minibatch in zip(step.passes.updates, minibatches, strict=False)
+        for micro_batch in minibatch
     )
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Most memory in use at once since the start, in GiB: on the GPU, or by this process on a CPU."""
+    """Returns the peak memory since the start, in GiB: of the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     # macOS counts bytes, Linux KiB.

@@ -1,4 +1,4 @@
-"""The data module: the questions of a task as prompts, in a stream for training, in batches for validation."""
+"""The data module: makes prompts of a task's questions, in a stream for training and in batches for validation."""
 
 import logging
 import math
@@ -24,11 +24,12 @@ from grpo_lightning.tasks.orders import QuestionOrder, Shuffled
 from grpo_lightning.tasks.readers import naming
 from grpo_lightning.tasks.task import Split, Task
 from grpo_lightning.training import internals
-from grpo_lightning.types import Message, Prompt, Question, UsageError, at_least, require
+from grpo_lightning.types import Message, Prompt, Question, UsageError, at_least
 
 log = logging.getLogger(__name__)
 
 QUESTION = "{question}"
+"""The place of the question in a prompt template."""
 
 
 @dataclass(slots=True)
@@ -36,55 +37,63 @@ class PromptBatch:
     """Prompts to validate or predict on."""
 
     prompts: list[Prompt]
-    num_real: int  # number of real prompts. The others are padding, so that every rank makes the same number of calls.
-    validation: str = ""  # the name of a validation beside the main one
+    """The real prompts, then padding, so that every rank makes the same number of calls."""
+    num_real: int
+    """Number of real prompts."""
+    validation: str = ""
+    """Name of the validation; empty for the main one."""
 
     def to(self, device: torch.device | str) -> "PromptBatch":
-        """Itself: it holds no tensors."""
+        """Returns the batch itself: it holds no tensors."""
         return self
 
 
 @dataclass
 class PromptLoader:
-    """The questions of a split for this rank, in batches; every rank gets as many batches."""
+    """Yields a split's questions of this rank in batches, equally many on every rank."""
 
     data: "TaskData"
+    """The data module, which holds the questions and makes them prompts."""
     split: Split
+    """The split of the questions."""
     validation: str = ""
-    is_due: Callable[[], bool] = lambda: True  # whether there are any this time
+    """Name of the validation; empty for the main one."""
+    is_due: Callable[[], bool] = lambda: True
+    """Returns False if this validation is to be skipped now."""
 
     def __len__(self) -> int:
         return -(-len(self.data.questions[self.split]) // (ranks.world_size() * self.data.val_batch_size))
 
     def __iter__(self) -> Iterator[PromptBatch]:
-        questions, world_size = self.data.questions[self.split], ranks.world_size()
-        span = world_size * self.data.val_batch_size
-        for first in range(0, len(questions) if self.is_due() else 0, span):
-            batch = range(len(questions))[first : first + span]
-            rows = batch[ranks.rank() :: world_size]
-            # The first rank has the most.
-            padding = [0] * (len(batch[::world_size]) - len(rows))
+        questions = self.data.questions[self.split]
+        world_size = ranks.world_size()
+        batch_size = world_size * self.data.val_batch_size
+        for start in range(0, len(questions) if self.is_due() else 0, batch_size):
+            batch_rows = range(len(questions))[start : start + batch_size]
+            rows = batch_rows[ranks.rank() :: world_size]
+            # Rank 0 has the most questions; the other ranks are padded to as many.
+            padding = [0] * (len(batch_rows[::world_size]) - len(rows))
             prompts = [self.data.prompt(questions[row], row) for row in (*rows, *padding)]
             yield PromptBatch(prompts, len(rows), self.validation)
 
 
 class TaskData(L.LightningDataModule, Observer):
-    """Prompts from a task's questions.
+    """Makes prompts of a task's questions.
 
     Args:
-        task: Where the questions come from.
+        task: Provides the questions.
         template: The prompt, with `{question}` where the question goes.
         template_file: Text file with the prompt instead, in UTF-8, for example with solved questions before
             `{question}`. One line break at its end does not count.
         chat: Put the prompt into the tokenizer's chat template, as the user's turn.
         system: System turn of the chat template; empty leaves it out.
-        answer_prefix: Beginning of every answer, which is given and not drawn, such as `<think>`. It ends the prompt;
-            in a chat the assistant's turn begins with it. Rewards see it before what the policy wrote.
+        answer_prefix: Beginning of every answer that is not sampled, such as `<think>`. It ends the prompt; in a chat
+            the assistant's turn begins with it. Rewards see it before the sampled text.
         skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
-        order: Which training question is asked next.
+        order: Chooses the next training question; by default questions are shuffled in each pass.
         chat_template_kwargs: Further variables of the chat template, such as `{enable_thinking: false}`.
     """
 
@@ -120,18 +129,27 @@ class TaskData(L.LightningDataModule, Observer):
         at_least("data.val_batch_size", val_batch_size, 1)
         if val_limit is not None and val_limit < 1:
             raise UsageError(f"data.val_limit={val_limit}: give 1 or more; for none, trainer.limit_val_batches=0")
-        self.task, self.template, self.chat, self.system = task, template, chat, system
-        self.answer_prefix, self.skip_long = answer_prefix, skip_long
+        self.task = task
+        self.template = template
+        self.chat = chat
+        self.system = system
+        self.answer_prefix = answer_prefix
+        self.skip_long = skip_long
         self.chat_template_kwargs = chat_template_kwargs
-        self.val_limit, self.val_batch_size = val_limit, val_batch_size
-        self.seed, self.order = seed, order or Shuffled()
-        self.sampler: Sampler = SingleTurn()  # makes samples of what the engine draws
+        self.val_limit = val_limit
+        self.val_batch_size = val_batch_size
+        self.seed = seed
+        self.order = order or Shuffled()
+        self.sampler: Sampler = SingleTurn()
+        """Makes samples of the engine's completions."""
         self.validations: Mapping[str, Any] = {}
-        """Validations beside the main one, by name: each has `evaluation(explorer, sampling)` and `loader(name)`."""
-        self.train_loader: Iterable[Minibatch] | None = None  # what `fit` trains on; the loop sets it
+        """Validations on other data, by name: each has `evaluation(explorer, sampling)` and `loader(name)`."""
+        self.train_loader: Iterable[Minibatch] | None = None
+        """Yields the minibatches of `fit`; the loop sets it."""
         self._policy: Policy | None = None
         self._chat: Chat | None = None
         self.questions: dict[Split, Sequence[Question]] = {}
+        """The questions read so far, by split."""
 
     def load(
         self,
@@ -145,7 +163,14 @@ class TaskData(L.LightningDataModule, Observer):
     ) -> None:
         """Reads the questions that `stage` needs, once, checks that they fit the model, and shows them to the rewards.
 
-        `grader` reads those of validation and test, if it is no reward of `scorer`. The policy's weights may be unread.
+        Args:
+            stage: Lightning's stage: fit, validate, test or predict.
+            policy: The policy; its weights need not be loaded.
+            sampling: The distribution of training's completions.
+            scorer: The rewards, which read all questions.
+            validates: True if a fit validates.
+            val_sampling: The distribution of the other stages; None: `sampling`.
+            grader: Reads the questions of the other stages, unless it is a reward of `scorer`.
         """
         self._policy = policy
         splits: dict[str, list[Split]] = {
@@ -154,12 +179,12 @@ class TaskData(L.LightningDataModule, Observer):
             "test": ["test"],
             "predict": ["predict"],
         }
-        missing = [split for split in splits[stage] if split not in self.questions]
-        for split in missing:
-            drawn = sampling if split == "train" else val_sampling or sampling
-            key = "sampling" if drawn.max_new_tokens == sampling.max_new_tokens else "validation.sampling"
+        unread_splits = [split for split in splits[stage] if split not in self.questions]
+        for split in unread_splits:
+            split_sampling = sampling if split == "train" else val_sampling or sampling
+            key = "sampling" if split_sampling.max_new_tokens == sampling.max_new_tokens else "validation.sampling"
             try:
-                questions = self._fitting(split, drawn.max_new_tokens, f"{key}.max_new_tokens")
+                questions = self._fitting(split, split_sampling.max_new_tokens, f"{key}.max_new_tokens")
             except UsageError as error:
                 if (stage, split) != ("fit", "val"):
                     raise
@@ -168,50 +193,57 @@ class TaskData(L.LightningDataModule, Observer):
             if split == "train":
                 self.order.setup(questions, self.seed)
         if stage != "predict":
-            scorer.read_questions([question for split in missing for question in self.questions[split]])
-            judged = [question for split in missing if split != "train" for question in self.questions[split]]
-            if grader is not None and grader not in scorer.rewards and judged:
-                grader.read_questions(judged)
+            scorer.read_questions([question for split in unread_splits for question in self.questions[split]])
+            graded = [question for split in unread_splits if split != "train" for question in self.questions[split]]
+            if grader is not None and grader not in scorer.rewards and graded:
+                grader.read_questions(graded)
 
     def _fitting(self, split: Split, new_tokens: int, key: str) -> Sequence[Question]:
-        """The questions of a split whose prompt leaves room for `new_tokens` more, which `key` sets."""
-        questions, context, tokenizer = self.task.questions(split), self.policy.context_length, self.policy.tokenizer
-        room = math.inf if context is None else context - new_tokens
+        """Returns the questions of a split whose prompt leaves room for `new_tokens` more, which `key` sets."""
+        questions = self.task.questions(split)
+        context = self.policy.context_length
+        tokenizer = self.policy.tokenizer
+        max_prompt_tokens = math.inf if context is None else context - new_tokens
         # Some models name stop tokens that their tokenizer lacks.
-        stops = tuple(filter(None, tokenizer.convert_ids_to_tokens([*self.policy.stop_ids])))
-        is_large = len(tokenizer) > self.policy.text_config.vocab_size
-        too_long: dict[int, int] = {}  # tokens of the prompt, by row
+        stop_tokens = tuple(filter(None, tokenizer.convert_ids_to_tokens([*self.policy.stop_ids])))
+        may_lack_embeddings = len(tokenizer) > self.policy.text_config.vocab_size
+        too_long: dict[int, int] = {}  # prompt tokens by row
         for row, question in enumerate(questions):
             text = self.render(question)
-            # Few prompts can have ids that are refused: the others need no tokenizing here.
-            if row == 0 or is_large or text.rstrip().endswith(stops):
+            # `prompt` refuses some ids. Tokenizing takes long, so only prompts that may have such ids are checked here.
+            if row == 0 or may_lack_embeddings or text.rstrip().endswith(stop_tokens):
                 self.prompt(question, row)
-            # No tokenizer makes more tokens than bytes, bar a few special ones.
-            if len(text.encode()) + 8 > room and (tokens := len(self.encode(text))) > room:
-                too_long[row] = tokens
-        if too_long and not self.skip_long:
-            first, *more = [questions[row].source for row in too_long]
-            also = f" So do {len(more)} more of {len(questions)}: {', '.join(more[:4])}." if more else ""
+            # No tokenizer makes more tokens than there are bytes, but for a few special tokens.
+            if len(text.encode()) + 8 > max_prompt_tokens and (count := len(self.encode(text))) > max_prompt_tokens:
+                too_long[row] = count
+        if not too_long:
+            return questions
+
+        if not self.skip_long:
+            source, *more_sources = [questions[row].source for row in too_long]
+            also = ""
+            if more_sources:
+                also = f" So do {len(more_sources)} more of {len(questions)}: {', '.join(more_sources[:4])}."
             reason = " (its longrope would change there)" if context == self.policy.longrope_length else ""
             raise UsageError(
-                f"{first}: the prompt has {next(iter(too_long.values()))} tokens, and with {key}={new_tokens} it "
+                f"{source}: the prompt has {next(iter(too_long.values()))} tokens, and with {key}={new_tokens} it "
                 f"exceeds the model's context of {context}{reason}.{also} Lower max_new_tokens, shorten the rows, or "
                 "set data.skip_long=true to leave them out"
             )
-        if too_long:
-            left_out = f"{len(too_long)} of {len(questions)} {split} questions"
-            log.warning("%s do not fit the model's context and are left out", left_out)
-        kept = [question for row, question in enumerate(questions) if row not in too_long]
-        if too_long and not kept:
+        if len(too_long) == len(questions):
             raise UsageError(f"no {split} question fits the model's context of {context} tokens; lower {key}")
-        return kept
+        log.warning(
+            f"{len(too_long)} of {len(questions)} {split} questions do not fit the model's context and are left out"
+        )
+        return [question for row, question in enumerate(questions) if row not in too_long]
 
     def render(self, question: Question) -> str:
-        """The text that the model sees."""
+        """Returns the text that the model reads."""
         text = self.in_template(question)
         history = question.history
         if not self.chat:
-            require(not history, f"{question.source}: it is a conversation; set data.chat=true, which writes its turns")
+            if history:
+                raise UsageError(f"{question.source}: it is a conversation; set data.chat=true, which writes its turns")
             return text + self.answer_prefix
         tokenizer = self.policy.tokenizer
         if self._chat is None or self._chat.tokenizer is not tokenizer:
@@ -228,7 +260,7 @@ class TaskData(L.LightningDataModule, Observer):
             return self._chat.text([*history, Message(role="user", content=text)], self.answer_prefix)
 
     def in_template(self, question: Question) -> str:
-        """The question in the prompt template."""
+        """Returns the question in the prompt template."""
         text = self.template.replace(QUESTION, question.text)
         try:
             (text + self.system + self.answer_prefix).encode()
@@ -239,89 +271,95 @@ class TaskData(L.LightningDataModule, Observer):
         return text
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a rendered text; a chat template writes its special tokens itself."""
+        """Returns the token ids of a rendered text; a chat template writes its special tokens itself."""
         tokenizer = self.policy.tokenizer
         return tokenizer.encode(text, add_special_tokens=False) if self.chat else prompt_ids(tokenizer, text)
 
     def prompt(self, question: Question, id: int) -> Prompt:
-        """The question as a prompt; `id` keys its random numbers."""
+        """Makes a question a prompt; `id` keys its random numbers."""
         text = self.render(question)
         token_ids = self.encode(text)
-        require(bool(token_ids), f"{question.source}: the prompt {text!r} has no tokens")
-        policy, last = self.policy, token_ids[-1]
-        if last in policy.stop_ids:
+        if not token_ids:
+            raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
+        policy = self.policy
+        last_id = token_ids[-1]
+        if last_id in policy.stop_ids:
             raise UsageError(
-                f"{question.source}: the prompt ends with {policy.tokenizer.decode([last])!r}, which ends an answer "
+                f"{question.source}: the prompt ends with {policy.tokenizer.decode([last_id])!r}, which ends an answer "
                 "before it begins. Change the row, data.template, or the chat template in the model's folder"
             )
-        largest, size = max(token_ids), policy.text_config.vocab_size
-        if largest >= size:
+        largest_id = max(token_ids)
+        vocab_size = policy.text_config.vocab_size
+        if largest_id >= vocab_size:
             raise UsageError(
-                f"{question.source}: the prompt has the token {policy.tokenizer.decode([largest])!r} with id {largest},"
-                f" and the embedding of {policy.path} has {size} rows: its tokenizer is that of another model. Take "
-                "the one it was saved with, or model.resize_token_embeddings(len(tokenizer)), and save both"
+                f"{question.source}: the prompt has the token {policy.tokenizer.decode([largest_id])!r} with id "
+                f"{largest_id}, and the embedding of {policy.path} has {vocab_size} rows: its tokenizer is that of "
+                "another model. Take the one it was saved with, or model.resize_token_embeddings(len(tokenizer)), "
+                "and save both"
             )
         return Prompt(id, text, token_ids, question, self.answer_prefix)
 
     def ask(self, ids: range) -> list[Prompt]:
-        """This rank's prompts of the training questions that are asked under `ids`.
+        """Returns this rank's prompts of the next training questions, which get the prompt ids `ids`.
 
-        They are dealt in turn, so that minibatches are the same for any number of ranks.
+        Ranks take them in turn, so that minibatches are the same for any number of ranks.
         """
-        asked = [*zip(ids, self.order.next(ids), strict=True)][ranks.rank() :: ranks.world_size()]
-        return [self.prompt(self.questions["train"][row], id) for id, row in asked]
+        id_and_row = [*zip(ids, self.order.next(ids), strict=True)]
+        rank_questions = id_and_row[ranks.rank() :: ranks.world_size()]
+        return [self.prompt(self.questions["train"][row], id) for id, row in rank_questions]
 
     def prepared(self, step: Step) -> None:
-        """Tells an order that learns the rewards of the step, of all ranks."""
+        """Passes the step's rewards of all ranks to an order that learns from them."""
         if type(self.order).observe is QuestionOrder.observe:
             return
-        exploration, own = step.exploration, dict[int, list[float]]()
+        exploration = step.exploration
+        rewards_by_id: dict[int, list[float]] = {}
         for sample, value in zip(exploration.samples, exploration.scores.main.value, strict=True):
-            own.setdefault(sample.prompt.id, []).append(value)
-        everyone = {id: values for rewards in ranks.gather(own) for id, values in rewards.items()}
-        exploration.metrics |= self.order.observe({id: everyone[id] for id in sorted(everyone)})
+            rewards_by_id.setdefault(sample.prompt.id, []).append(value)
+        items = [item for rank_rewards in ranks.gather(rewards_by_id) for item in rank_rewards.items()]
+        exploration.metrics |= self.order.observe(dict(sorted(items)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the order, where it has one."""
+        """Returns the state of the order; empty if it keeps none."""
         return self.order.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores it, where the run is resumed: `validate` and its kin load it too."""
+        """Restores the state of the order in a fit; Lightning calls this for `validate` too."""
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self.order.load_state_dict(state_dict)
 
     @property
     def policy(self) -> Policy:
-        """The policy that prompts are made for."""
+        """The policy whose tokenizer and context the prompts are made for."""
         if self._policy is None:
             raise UsageError("TaskData has no policy yet: it goes with a GRPOModule, or call `load`")
         return self._policy
 
     def train_dataloader(self) -> Iterable[Minibatch]:
-        """The minibatches of the loop: the rollouts of its exploration steps."""
+        """Returns the loader of the loop, which yields the minibatches of its exploration steps."""
         if self.train_loader is None:
             raise UsageError("fit needs the GRPOLoop callback: Trainer(callbacks=[GRPOLoop(...)])")
         return self.train_loader
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Lets all that is logged with an update stand at the running step, whichever callback logs it."""
+        """Makes Lightning and all callbacks log at the exploration step."""
         if isinstance(batch, Minibatch) and self.trainer is not None:
             internals.log_at_step(self.trainer)
         return batch
 
     def val_dataloader(self, split: Split = "val") -> list[PromptLoader]:
-        """The prompts of each validation, or of another split, in batches."""
+        """Returns the loaders of all validations, or of another split."""
         if split != "val":
             return [PromptLoader(self, split)]
         main = [PromptLoader(self, split)] if self.questions["val"] else []
-        return [*main, *(one.loader(name) for name, one in self.validations.items())]
+        return [*main, *(validation.loader(name) for name, validation in self.validations.items())]
 
     test_dataloader = partialmethod(val_dataloader, "test")
     predict_dataloader = partialmethod(val_dataloader, "predict")
 
 
 def read_template(path: str) -> str:
-    """The text of a template's file, without the line break that editors write at its end."""
+    """Reads a template's file, without the line break that editors write at its end."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from helpers.tiny import SPECIAL, VOCABULARY, tokenizer, with_special
 
@@ -36,13 +37,6 @@ def trained(texts: Sequence[str], vocab_size: int, *special: str, use_regex: boo
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[0], pad_token=special[-1])
 
 
-def visible_bytes() -> dict[int, str]:
-    """The character that byte-level tokenizers write for each byte."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}
-
-
 def words(rng: random.Random, count: int) -> list[str]:
     """Random words of one to three letters."""
     return ["".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(count)]
@@ -50,12 +44,12 @@ def words(rng: random.Random, count: int) -> list[str]:
 
 def byte_level(rng: random.Random) -> PreTrainedTokenizerFast:
     """As GPT-2's: tokens are any bytes, so that they split characters, or have the end of one and the next."""
-    spell = visible_bytes()
+    character_of_byte = bytes_to_unicode()
     tokens = []
     while len(set(tokens)) < VOCABULARY - len(SPECIAL):
         text = "".join(rng.choices(LETTERS, k=3)).encode()
-        first = rng.randrange(len(text))
-        tokens.append("".join(spell[byte] for byte in text[first : first + rng.randint(1, 4)]))
+        start = rng.randrange(len(text))
+        tokens.append("".join(character_of_byte[byte] for byte in text[start : start + rng.randint(1, 4)]))
     return of(tokens, decoders.ByteLevel())
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
-
-from helpers.all_tokenizers import visible_bytes
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 SPECIAL = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
@@ -86,9 +85,9 @@ MERGES = [("t", "h"), ("th", "e"), ("▁", "t"), ("▁", "the"), ("o", "o"), ("t
 
 def byte_level(family: str) -> PreTrainedTokenizerFast:
     """As those of Qwen, Llama 3 and SmolLM2: tokens are any bytes, so that they may split a character."""
-    space = visible_bytes()[32]
+    space = bytes_to_unicode()[32]
     merges = [(left.replace("▁", space), right) for left, right in MERGES]
-    backend = Tokenizer(BPE(vocabulary([*visible_bytes().values()], merges), merges))
+    backend = Tokenizer(BPE(vocabulary([*bytes_to_unicode().values()], merges), merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return with_special(backend, family)

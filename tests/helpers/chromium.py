@@ -25,9 +25,6 @@ OPTIONS = (
 )
 
 
-LEFT: dict[str, Any] = {"button": "left", "clickCount": 1}
-
-
 class Browser:
     """A page, driven by messages of the DevTools protocol."""
 
@@ -132,11 +129,9 @@ class Browser:
         self.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
         middle = "({x, y, width, height}) => [x + width / 2, y + height / 2]"
         x, y = self.evaluate(f"({middle})({element}.getBoundingClientRect())")
-        for kind, button in (
-            ("mouseMoved", {"buttons": 1}),
-            *((kind, LEFT) for kind in ("mousePressed", "mouseReleased")),
-        ):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, buttons=1)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def hash(self) -> str:
         """That of the address."""

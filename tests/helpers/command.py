@@ -47,7 +47,7 @@ LEARNS = [
     "--loop.mu=2",
     "--loop.max_tokens=40",
 ]
-"""Larger steps, from which a tiny model learns something: several updates each, of several packs."""
+"""Larger steps, from which a tiny model learns something: several updates each, of several micro-batches."""
 
 
 class Grpo:
@@ -64,6 +64,12 @@ class Grpo:
         code, out, errors = self.run(subcommand, *options)
         assert code == 0, errors
         return out
+
+    def mistake(self, subcommand: str, *options: str) -> str:
+        """What it wrote to stderr; it has ended with exit code 2 and a message."""
+        code, _, errors = self.run(subcommand, *options)
+        assert code == 2 and "Traceback" not in errors, errors
+        return errors
 
 
 def furnish(folder: Path, questions: Mapping[str, int] | None = None, scale: float = 0.2) -> None:

@@ -7,9 +7,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from helpers.tiny import STOP_IDS, randomised, tokenizer
 
-VOCABULARY = 64
-CONTEXT = 64
-
 BY_SIZE = {
     1: "topk_group first_k_dense_replace mamba_n_groups",
     2: "num_hidden_layers n_layer num_layers n_layers num_key_value_heads num_experts_per_tok n_group",

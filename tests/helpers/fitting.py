@@ -43,15 +43,12 @@ class Echo(Task):
 
 
 class Digits(Reward):
-    """The share of characters that are digits, or what `change` makes of the sample and this share."""
+    """The fraction of characters that are digits, or what `change` makes of the sample and this fraction."""
 
     finds_answers = True
 
     def __init__(
-        self,
-        weight: float = 1.0,
-        name: str | None = None,
-        change: Callable[[Sample, float], float] | None = None,
+        self, weight: float = 1.0, name: str | None = None, change: Callable[[Sample, float], float] | None = None
     ) -> None:
         super().__init__(weight, name)
         self.change = change
@@ -63,7 +60,7 @@ class Digits(Reward):
 
 
 class EarlyDigits(Digits):
-    """As `Digits`, while others are still drawn."""
+    """As `Digits`, while other completions are still sampled."""
 
     scores_early = True
 

@@ -30,7 +30,7 @@ model:
   objective: {{beta: 0.05}}
   optimizer: {{class_path: torch.optim.AdamW, init_args: {{lr: 0.01}}}}
   lr_scheduler: {{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {{total_iters: 20}}}}
-  validation: {{samples: 2, judge: {{class_path: FormatReward}}}}
+  validation: {{samples: 2, grader: {{class_path: FormatReward}}}}
 data:
   task: {{class_path: JsonPrompts}}
 loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 2}}

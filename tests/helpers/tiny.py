@@ -177,11 +177,9 @@ def rollouts_of(
     )
     rollouts.advantage = torch.randn(len(lengths), generator=generator).repeat_interleave(rollouts.lengths)
     rollouts.weight = uniform()
-    rollouts.old_logp, rollouts.ref_logp, rollouts.sampler_logp = (
-        uniform().log(),
-        uniform().log(),
-        uniform().log(),
-    )
+    rollouts.old_logp = uniform().log()
+    rollouts.ref_logp = uniform().log()
+    rollouts.sampler_logp = uniform().log()
     rollouts.truncated = torch.rand(len(lengths), generator=generator) < 0.5
     rollouts.add_columns({"entropy_rank": uniform(), "logp_low": uniform().log(), "logp_high": uniform().log()})
     return rollouts

@@ -1,6 +1,6 @@
 """Context tokens inside a completion: the model sees them, no formula does.
 
-The reference is the padded batch of helpers/padded_loop.py.
+The reference is the padded batch of padded_loop.py.
 """
 
 from itertools import cycle
@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers.contracts import members
 from helpers.fitting import relative
-from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, reference
 from helpers.tiny import COMPUTES, gradients, policy_of
+from padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, reference
 from torch import Tensor
 
 from grpo_lightning import BatchSize, Diagnostics, Objective, Policy, Rollouts, Surrogate, TokenWeighting

@@ -77,7 +77,7 @@ def test_a_grid_crosses_every_arm(tmp_path: Path):
     assert alone.arms == {"mu 1": {"loop.mu": 1}, "mu 4": {"loop.mu": 4}}
 
 
-def test_the_arms_file_lies_over_the_others_and_its_option_in_the_place_of_that_of_every_run(tmp_path: Path):
+def test_an_arms_file_and_options_override_those_of_every_run(tmp_path: Path):
     runs = tool.Experiment.read(write(tmp_path / "e")).runs(Path("runs/experiments/e"))
     assert [(run.arm, run.seed) for run in runs] == [(arm, seed) for seed in (0, 7) for arm in EXPERIMENT["arms"]]
     first, *others, folder = runs[2].arguments

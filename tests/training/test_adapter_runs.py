@@ -100,9 +100,8 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(grpo: Grpo) -> None:
         ),
     ):
         last = f"--ckpt_path={run}/checkpoints/last.ckpt"
-        code, _, errors = grpo("fit", *options, last, "--trainer.default_root_dir=new", "--trainer.max_epochs=2")
-        assert code == 2 and says in errors, errors
+        assert says in grpo.mistake("fit", *options, last, "--trainer.default_root_dir=new", "--trainer.max_epochs=2")
     # Another model of the same shapes: the checkpoint does not have its weights.
     policy_of(seed=1).save_pretrained("policy")
-    code, _, errors = grpo("fit", *ONE, "--ckpt_path=last", "--trainer.max_epochs=2")
-    assert code == 2 and "its adapter was trained on other weights than those of policy.path=policy" in errors, errors
+    errors = grpo.mistake("fit", *ONE, "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert "its adapter was trained on other weights than those of policy.path=policy" in errors

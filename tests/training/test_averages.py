@@ -46,37 +46,31 @@ class Engines(L.Callback):
         self.seen.append((batch.on_policy, is_equal))
 
 
-class Validated(L.Callback):
-    """Keeps the policy's head as validation finds it."""
-
-    def __init__(self) -> None:
-        self.heads: list[torch.Tensor] = []
-
-    def on_validation_batch_start(self, trainer: L.Trainer, module: GRPOModule, *args: Any) -> None:  # type: ignore[override]
-        self.heads.append(module.policy.head.embedding.weight.clone())
-
-
 class Heads(L.Callback):
-    """Keeps the policy's head after each update."""
+    """Keeps the policy's head after each update, and as each validation finds it."""
 
     def __init__(self) -> None:
         self.heads: list[torch.Tensor] = []
+        self.validated: list[torch.Tensor] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, module: GRPOModule, *args: Any) -> None:  # type: ignore[override]
         self.heads.append(module.policy.head.embedding.weight.detach().clone())
 
+    def on_validation_batch_start(self, trainer: L.Trainer, module: GRPOModule, *args: Any) -> None:  # type: ignore[override]
+        self.validated.append(module.policy.head.embedding.weight.clone())
 
-def test_an_engine_with_copies_trains_on_the_policy_and_validates_the_average(tmp_path: Path) -> None:
-    engines, validated, heads = Engines(), Validated(), Heads()
+
+def test_an_engine_with_copies_samples_policy_and_validates_average(tmp_path: Path) -> None:
+    engines, heads = Engines(), Heads()
     fit(tmp_path / "copies", [engines, Average()], engine=Copying(), trainer=VALIDATING)
     assert engines.seen == [(True, True)] * 3
-    fit(tmp_path / "shared", [validated, heads, Average()], trainer=VALIDATING)
+    fit(tmp_path / "shared", [heads, Average()], trainer=VALIDATING)
     # The first validation is before the first update, which is copied; each further one is half of the average.
     average = heads.heads[0]
-    for validated_head, head in zip(validated.heads[1:], heads.heads, strict=True):
+    for validated_head, head in zip(heads.validated[1:], heads.heads, strict=True):
         average = (average + head) / 2
         torch.testing.assert_close(validated_head, average)
-    assert not validated.heads[3].equal(heads.heads[2])
+    assert not heads.validated[3].equal(heads.heads[2])
     copies, shared = scalars(tmp_path / "copies"), scalars(tmp_path / "shared")
     assert "val/avg@2" in shared and {name: copies[name] for name in shared} == shared
     plain = scalars(fit_plainly(tmp_path / "plain"))
@@ -140,7 +134,7 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["weights", "adapter, copies"])
-def test_without_the_callback_a_run_goes_on_with_the_weights_that_were_trained(
+def test_without_the_callback_a_run_resumes_from_the_trained_weights(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = fit_plainly(tmp_path / "plain", **KINDS[kind]())

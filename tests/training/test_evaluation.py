@@ -13,7 +13,7 @@ from helpers.tiny import policy_of, prompts_of
 from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.reward import Reward, RewardFailure
-from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, grades_alike
+from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, same_grader
 from grpo_lightning.training.half_width import HalfWidth
 from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
@@ -151,7 +151,7 @@ class Counted(Digits):
         return result
 
 
-def test_a_completion_that_was_not_judged_is_no_wrong_answer() -> None:
+def test_a_completion_that_was_not_graded_is_no_wrong_answer() -> None:
     found = evaluation("42", "x", "x", rewards=[Counted()])
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
     values = computed(found)
@@ -163,20 +163,20 @@ def test_a_completion_that_was_not_judged_is_no_wrong_answer() -> None:
     assert computed(found)["failed"] == 1
 
 
-@pytest.mark.parametrize(("pattern", "by_judge"), [("x", 0), ("y", 3)])
-def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) -> None:
+@pytest.mark.parametrize(("pattern", "by_grader"), [("x", 0), ("y", 3)])
+def test_a_reward_with_equal_arguments_becomes_the_grader(pattern: str, by_grader: int) -> None:
     trained, grader = Counted(weight=0.5), Counted(pattern, name="other")
     found = evaluation("4", "5", rewards=[Digits(), trained])
     found.set_grader(grader)
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
-    assert trained.num_graded == [3] and grader.num_graded == [by_judge]
+    assert trained.num_graded == [3] and grader.num_graded == [by_grader]
     assert (found.grader is trained) == (pattern == "x")
     found.set_grader(None)
     assert found.grader is found.scorer.rewards[0]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "alike"),
+    ("reward", "grader", "is_same"),
     [
         (lambda: FunctionReward("a.b", weight=0, num_workers=1), lambda: FunctionReward("a.b", name="c"), True),
         (lambda: FunctionReward("a.b", timeout=5), lambda: FunctionReward("a.b"), False),
@@ -186,32 +186,32 @@ def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) ->
         (lambda: Product(Digits(), Digits()), lambda: Product(Digits(), Digits()), False),  # nothing to be sure of
     ],
 )
-def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:
-    assert grades_alike(one(), other()) == grades_alike(other(), one()) == alike
+def test_which_rewards_are_the_same_grader(reward: Any, grader: Any, is_same: bool) -> None:
+    assert same_grader(reward(), grader()) == same_grader(grader(), reward()) == is_same
 
 
-class Judged(Echo):
-    """Questions with a judge of their own."""
+class Graded(Echo):
+    """Questions with a grader."""
 
     grader = "training.test_evaluation.Short"
 
 
-def test_nothing_is_learned_from_the_judge(tmp_path: Path) -> None:
+def test_nothing_is_learned_from_the_grader(tmp_path: Path) -> None:
     runs = {}
-    for name, task in (("without", Echo()), ("with", Judged())):
+    for name, task in (("without", Echo()), ("with", Graded())):
         data = TaskData(task, val_batch_size=5)
         module = fit(tmp_path / name, trainer={"limit_val_batches": 1, "max_epochs": 1}, data=data)
         runs[name] = scalars(tmp_path / name), module.policy.state_dict()
-    (one, weights), (other, judged) = runs["without"], runs["with"]
-    assert all(torch.equal(weights[key], judged[key]) for key in weights)
-    changed = {name for name in one | other if one.get(name) != other.get(name)}
+    (plain, weights), (graded, graded_weights) = runs["without"], runs["with"]
+    assert all(torch.equal(weights[key], graded_weights[key]) for key in weights)
+    changed = {name for name in plain | graded if plain.get(name) != graded.get(name)}
     of_validation = {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2", "val/ci95"}
     of_training = {"rollout/length_right", "rollout/length_wrong", "rollout/right_and_finished"}
     assert changed == of_validation | of_training | {f"reward/short/{name}" for name in ("mean", "std", "ok")}
 
 
 @pytest.mark.parametrize("grader", [None, Counted("")])
-def test_a_validation_that_cannot_be_judged_ends_the_run(grader: Reward | None, tmp_path: Path) -> None:
+def test_a_validation_that_cannot_be_graded_ends_the_run(grader: Reward | None, tmp_path: Path) -> None:
     rewards = [Digits()] if grader else [Counted("")]
     validation = Validation(grader)
     with pytest.raises(RewardFailure, match=r"reward counted failed on 72 of 72 .*max_failed_rewards=0.5 of a validat"):
@@ -219,8 +219,8 @@ def test_a_validation_that_cannot_be_judged_ends_the_run(grader: Reward | None, 
     assert not scalars(tmp_path).get("reward/mean")  # before the first step
 
 
-@pytest.mark.parametrize("name", ["NoSuchReward", "no_such_module.Judge"])
-def test_a_judge_that_is_not_here_is_one_message(name: str) -> None:
+@pytest.mark.parametrize("name", ["NoSuchReward", "no_such_module.Grader"])
+def test_a_missing_grader_is_one_message(name: str) -> None:
     with pytest.raises(UsageError, match=f"model.validation.grader={name}.* name another"):
         grader_class(name)
 

@@ -8,7 +8,19 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, Gradients, Minibatches, Steps, fit, made, of_updates, relative, scalars
+from helpers.fitting import (
+    AfterOne,
+    Digits,
+    Echo,
+    Gradients,
+    Minibatches,
+    Steps,
+    fit,
+    made,
+    of_updates,
+    relative,
+    scalars,
+)
 from torch import Tensor
 
 from grpo_lightning import (
@@ -22,8 +34,6 @@ from grpo_lightning import (
     TaskData,
     Watcher,
 )
-from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
@@ -112,15 +122,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> 
     assert math.isfinite(seen["optim/grad_norm"][4])
 
 
-class StopsAlways(StopRule):
-    """Stops before the second update."""
-
-    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        return True
-
-
 def test_a_stop_rule_hides_no_bad_update_and_only_those_made_are_counted(tmp_path: Path) -> None:
-    fit(tmp_path, [Poison(1)], loop={"mu": 3, "stop": StopsAlways()}, trainer={"max_epochs": 2})
+    fit(tmp_path, [Poison(1)], loop={"mu": 3, "stop": AfterOne()}, trainer={"max_epochs": 2})
     seen = scalars(tmp_path)
     assert seen["optim/bad_updates"] == {1: 3}
     assert seen["optim/updates"][1] == 0
@@ -138,7 +141,7 @@ class Seeing(Watcher, L.Callback):
         return {"optim/seen": torch.tensor(float(self.micro_batches))}
 
 
-def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path: Path) -> None:
+def test_a_watching_callback_sees_each_micro_batch_and_adds_a_metric(tmp_path: Path) -> None:
     fit(tmp_path, [Seeing()], loop={"max_tokens": 0})
     assert scalars(tmp_path)["optim/seen"] == {0: 1, 1: 2, 2: 3}
 
@@ -178,7 +181,7 @@ class Syncs(PlainEngine):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_a_module_that_another_runs_checkpoint_is_read_into_forgets_its_own(tmp_path: Path) -> None:
+def test_a_module_resumes_from_another_runs_checkpoint_without_its_past(tmp_path: Path) -> None:
     """The engine's weights, though of a version with the same number, and after a validation where its data stood."""
     trainer = {"max_epochs": 1, "enable_checkpointing": True}
     fit(tmp_path / "first", [StepCheckpoint()], trainer=trainer)
@@ -199,7 +202,7 @@ def test_too_many_bad_updates_stop_the_run(tmp_path: Path) -> None:
         fit(tmp_path, [Poison(1, 2)], trainer={"max_epochs": 5}, max_bad_updates=2)
 
 
-def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:
+def test_every_pass_over_the_data_has_its_order_and_loses_no_question() -> None:
     def order() -> Shuffled:
         shuffled = Shuffled()
         shuffled.setup(Echo().questions("train"), seed=3)

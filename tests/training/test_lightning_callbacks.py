@@ -87,7 +87,7 @@ def test_every_callback_of_lightning_is_tried_here() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:.*(The last model of|no last checkpoint)")
-def test_a_refused_callback_is_named_with_what_works_and_nothing_is_written(
+def test_a_refused_callback_is_named_with_advice_and_nothing_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -89,7 +89,7 @@ def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_an_idle_pack_adds_nothing(policy, beta):
+def test_an_idle_micro_batch_adds_nothing(policy, beta):
     rollouts = weighted([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5])
     micro_batches = rollouts.micro_batches(max_tokens=40)
     idle = idle_micro_batch(rollouts.temperature)
@@ -100,7 +100,7 @@ def test_an_idle_pack_adds_nothing(policy, beta):
         assert gradient.equal(without[name])
 
 
-def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
+def test_lightning_passes_on_the_micro_batches_of_the_loop() -> None:
     # Each notes its log-probs in the first pass for the others.
     micro_batches = [MicroBatch(rollouts) for rollouts in weighted([1.0] * 8).micro_batches(max_tokens=40)]
     minibatch = Minibatch(micro_batches, True, object())  # type: ignore[arg-type]

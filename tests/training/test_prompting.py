@@ -136,7 +136,7 @@ def test_stop_tokens_are_known_before_the_weights_are_read(tmp_path: Path) -> No
     assert Policy(str(tmp_path)).stop_ids == {5}
 
 
-def test_a_token_without_a_row_in_the_embedding_is_refused_where_a_prompt_has_it() -> None:
+def test_a_token_without_an_embedding_is_refused_in_the_prompt_that_has_it() -> None:
     small = chatting(TAGS, vocab_size=VOCABULARY - 1)
     last = tokenizer().convert_ids_to_tokens(VOCABULARY - 1)
     with pytest.raises(

@@ -202,26 +202,22 @@ def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path
     torch.save({"weights": torch.zeros(2)}, other)
     content = torch.load(last, weights_only=True)
     torch.save({key: value for key, value in content.items() if key != "optimizer_states"}, tmp_path / "weights.ckpt")
-    for options, words in (
-        ([TWO], ["trainer.max_epochs=2", "has done 2 steps", "--trainer.max_epochs 4"]),
-        (["--trainer.max_epochs=3", "--model.optimizer=SGD", "--model.optimizer.lr=1"], ["SGD", "AdamW"]),
+    elsewhere = "--trainer.default_root_dir=elsewhere"
+    sgd = ["--trainer.max_epochs=3", "--model.optimizer=SGD", "--model.optimizer.lr=1"]
+    for verb, path, options, words in (
+        ("fit", "last", [TWO], ["trainer.max_epochs=2", "has done 2 steps", "--trainer.max_epochs 4"]),
+        ("fit", "last", sgd, ["SGD", "AdamW"]),
+        ("fit", "cut.ckpt", [elsewhere], ["cut.ckpt", "damaged", "other.ckpt"]),
+        ("validate", "text.ckpt", [elsewhere], ["text.ckpt", "checkpoint"]),
+        ("fit", "other.ckpt", [elsewhere], ["other.ckpt", "not a checkpoint of `grpo fit`"]),
+        ("fit", "weights.ckpt", [elsewhere], ["weights.ckpt", "the weights alone"]),
     ):
-        code, _, errors = grpo("fit", LAST, *options)
-        assert code == 2 and "Traceback" not in errors
-        assert all(word in errors.splitlines()[-1] for word in words), errors
-    for verb, name, words in (
-        ("fit", "cut.ckpt", ["cut.ckpt", "damaged", "other.ckpt"]),
-        ("validate", "text.ckpt", ["text.ckpt", "checkpoint"]),
-        ("fit", "other.ckpt", ["other.ckpt", "not a checkpoint of `grpo fit`"]),
-        ("fit", "weights.ckpt", ["weights.ckpt", "the weights alone"]),
-    ):
-        code, _, errors = grpo(verb, f"--ckpt_path={name}", "--trainer.default_root_dir=elsewhere")
-        assert code == 2 and "Traceback" not in errors
-        assert all(word in errors.splitlines()[-1] for word in words), errors
+        message = grpo.mistake(verb, f"--ckpt_path={path}", *options).splitlines()[-1]
+        assert all(word in message for word in words), message
     assert not (tmp_path / "elsewhere").exists()
     last.write_bytes(files["cut.ckpt"])
-    code, _, errors = grpo("fit", LAST, "--trainer.max_epochs=3")
-    assert code == 2 and "damaged" in errors and "step-2.ckpt" in errors.splitlines()[-1]
+    message = grpo.mistake("fit", LAST, "--trainer.max_epochs=3").splitlines()[-1]
+    assert "damaged" in message and "step-2.ckpt" in message
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.command import Grpo
 from helpers.fitting import AfterOne, fit, of_updates, scalars
 
 from grpo_lightning import StepCheckpoint, UsageError, WarmupCosine
@@ -80,10 +79,3 @@ def test_it_spans_the_run_through_stop_rules_and_resumes(tmp_path: Path) -> None
     assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
     with pytest.raises(UsageError, match=r"trainer\.max_epochs"):
         go(tmp_path / "endless", -1)
-
-
-def test_one_line_of_the_command_line(grpo: Grpo, tmp_path: Path) -> None:
-    flags = ["--model.lr_scheduler=WarmupCosine", "--model.lr_scheduler.warmup=0.5", "--model.optimizer.lr=0.01"]
-    grpo.ok("fit", *flags, "--trainer.max_epochs=2")
-    assert [*scalars(tmp_path / "run")["optim/lr"].values()] == pytest.approx([0.01, 0.001])
-    assert "class_path: grpo_lightning.WarmupCosine" in (tmp_path / "run" / "config.yaml").read_text()

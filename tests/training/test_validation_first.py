@@ -40,16 +40,21 @@ def test_a_policy_that_does_not_move_is_validated_alike_after_every_step(tmp_pat
     assert [*rewards] == [-1, 0, 1, 2] and len({*rewards.values()}) == 1
 
 
+class FirstValidations(L.Callback):
+    """Notes the step before which Lightning validates first."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_sanity_check_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self.steps.append(trainer.current_epoch)
+
+
 @pytest.mark.parametrize("trainer", [{"limit_val_batches": 0}, {"fast_dev_run": True}])
 def test_a_run_without_validation_and_a_trial_have_none(tmp_path: Path, trainer: dict[str, Any]) -> None:
-    ran: list[bool] = []
-
-    class Look(L.Callback):
-        def on_sanity_check_start(self, *args: Any) -> None:
-            ran.append(True)
-
-    fit(tmp_path, [Look()], trainer=VALIDATES | trainer)
-    assert ran == []
+    watch = FirstValidations()
+    fit(tmp_path, [watch], trainer=VALIDATES | trainer)
+    assert watch.steps == []
 
 
 def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
@@ -60,17 +65,12 @@ def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
 
 
 def test_a_second_fit_of_the_same_trainer_does_not_repeat_it(tmp_path: Path) -> None:
-    checks: list[int] = []
-
-    class Look(L.Callback):
-        def on_sanity_check_start(self, trainer: L.Trainer, *args: Any) -> None:
-            checks.append(trainer.current_epoch)
-
-    module, trainer = made(tmp_path, [Look()], trainer=ONE)
+    watch = FirstValidations()
+    module, trainer = made(tmp_path, [watch], trainer=ONE)
     trainer.fit(module, datamodule=data())
     trainer.fit_loop.max_epochs = 2
     trainer.fit(module, datamodule=data())
-    assert checks == [0] and [*scalars(tmp_path)["val/reward"]] == [-1, 0, 1]
+    assert watch.steps == [0] and [*scalars(tmp_path)["val/reward"]] == [-1, 0, 1]
 
 
 def test_early_stopping_and_monitors_do_not_count_it(tmp_path: Path) -> None:

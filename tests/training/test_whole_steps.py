@@ -118,7 +118,7 @@ def test_a_folder_that_the_nodes_do_not_share_is_a_mistake(monkeypatch: pytest.M
         StepCheckpoint().on_fit_start(trainer, None)  # type: ignore[arg-type]
 
 
-def test_a_run_with_a_checkpoint_callback_of_ones_own_is_suspended_and_continued(grpo: Grpo) -> None:
+def test_a_run_with_lightnings_checkpoint_callback_suspends_and_continues(grpo: Grpo) -> None:
     best = "{class_path: ModelCheckpoint, init_args: {monitor: val/reward, mode: max, filename: best}}"
     steps = ["--trainer.max_epochs=3", f"--trainer.callbacks=[{best}]"]
     before = signal.getsignal(signal.SIGUSR1)

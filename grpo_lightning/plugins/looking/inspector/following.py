@@ -29,7 +29,7 @@ class Followed:
 
     def expect(self) -> None:
         """Lets the next validation keep its answers to the prompts. They count if no update follows it."""
-        self.module.evaluation.kept = {prompt.id: [] for prompt in self.prompts}
+        self.module.evaluation.answers_by_id = {prompt.id: [] for prompt in self.prompts}
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -40,7 +40,7 @@ class Followed:
     def records(self, measure: Measure) -> list[GroupRecord]:
         """The groups of all ranks, by prompt id. Call it in eval mode, without gradients, on every rank."""
         module, evaluation, policy = self.module, self.module.evaluation, self.module.policy
-        kept, evaluation.kept = evaluation.kept, {}
+        kept, evaluation.answers_by_id = evaluation.answers_by_id, {}
         if not self.prompts:
             return []
         mine = self.prompts[ranks.rank() :: ranks.world_size()]  # those that the rank validates

@@ -71,7 +71,7 @@ class Inspector(Callback, Observer):
         self._candidates: Candidates | None = None
         self._groups: list[GroupRecord] | None = None
         self._metrics: dict[str, float] = {}
-        pl_module.evaluation.kept = {}
+        pl_module.evaluation.answers_by_id = {}
         self._is_on = stage == "fit" and self.every_n_steps > 0 and not disk.is_trial(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, in_every_way
 from helpers.contracts import members
 from helpers.fast import fit, policy_of
 from helpers.fitting import Gradients, relative, scalars
-from helpers.gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, in_every_way
 
 from grpo_lightning import CHORD, LUFFY, FixedEntropy, Objective, Surrogate, TokenWeighting
 

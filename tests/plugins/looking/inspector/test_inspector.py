@@ -273,8 +273,11 @@ class Watch(L.Callback):
         self.texts: list[list[str]] = []
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        pl_module.evaluation.kept |= {0: pl_module.evaluation.kept.get(0, []), 1: pl_module.evaluation.kept.get(1, [])}
-        self.kept = pl_module.evaluation.kept
+        pl_module.evaluation.answers_by_id |= {
+            0: pl_module.evaluation.answers_by_id.get(0, []),
+            1: pl_module.evaluation.answers_by_id.get(1, []),
+        }
+        self.kept = pl_module.evaluation.answers_by_id
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.texts.append([answer.sample.text for id in (0, 1) for answer in self.kept[id]])

@@ -11,6 +11,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from helpers import two_ranks
+from helpers.fast import fit, policy_of
+from helpers.fitting import Another, Digits, Gradients, scalars
+from helpers.guessing import Guess
 from torch import Tensor
 
 from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
@@ -50,10 +54,6 @@ from grpo_lightning.plugins.sources.stale.stale_source import StaleSource
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.types import Completion, Sample
-from helpers import two_ranks
-from helpers.fast import fit, policy_of
-from helpers.fitting import Another, Digits, Gradients, scalars
-from helpers.guessing import Guess
 
 # Bounds that both sides of the `Elsewhere` ratios cross.
 SURROGATES: list[Surrogate] = [
@@ -207,7 +207,7 @@ def conversations(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
 def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
     """What the runs found: the gradient of every update, by run, and the groups that dynamic sampling chose."""
     found: dict[str, Any] = {}
-    max_tokens = 30 if parts else 0  # packs of one or two rows, and not as many on both ranks
+    max_tokens = 30 if parts else 0  # micro-batches of one or two rows; the ranks have different numbers
 
     def run(
         name: str,

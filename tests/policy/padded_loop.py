@@ -4,14 +4,15 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from helpers.tiny import gradients
 from torch import Tensor
 
 from grpo_lightning import Policy, Rollouts, Surrogate, TokenWeighting
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import surrogates, weightings
-from helpers.tiny import gradients
 
 
 class Padded:
@@ -175,22 +176,20 @@ SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.Clipped: (surrogates.Clipped(0.2, 0.1), ppo),
     surrogates.SequenceClipped: (surrogates.SequenceClipped(0.1, 0.05), gspo),
 }
-if CISPO := optional("CISPO"):
-    SURROGATES[CISPO] = CISPO(None, 0.1), cispo
-if SequenceClippedToken := optional("SequenceClippedToken"):
-    SURROGATES[SequenceClippedToken] = SequenceClippedToken(0.1, 0.05), gspo_token
-if SAPO := optional("SAPO"):
-    SURROGATES[SAPO] = SAPO(), sapo
-if OffPolicyMask := optional("OffPolicyMask"):
-    SURROGATES[OffPolicyMask] = OffPolicyMask(threshold=0.05), off_policy
-if TargetProbability := optional("TargetProbability"):
-    SURROGATES[TargetProbability] = TargetProbability(0.97, 1.03), targets
-if GMPO := optional("GMPO"):
-    SURROGATES[GMPO] = GMPO(0.2), gmpo
-if VESPO := optional("VESPO"):
-    SURROGATES[VESPO] = VESPO(), vespo
-if DPPO := optional("DPPO"):
-    SURROGATES[DPPO] = DPPO("kl", 1e-4, 1e-4), dppo
+OF_PLUGINS: dict[str, tuple[Loop, tuple[Any, ...]]] = {
+    "CISPO": (cispo, (None, 0.1)),
+    "SequenceClippedToken": (gspo_token, (0.1, 0.05)),
+    "SAPO": (sapo, ()),
+    "OffPolicyMask": (off_policy, (None, 0.05)),
+    "TargetProbability": (targets, (0.97, 1.03)),
+    "GMPO": (gmpo, (0.2,)),
+    "VESPO": (vespo, ()),
+    "DPPO": (dppo, ("kl", 1e-4, 1e-4)),
+}
+"""Loop and arguments of the surrogates of plugins, by their name."""
+for name, (loop, arguments) in OF_PLUGINS.items():
+    if kind := optional(name):
+        SURROGATES[kind] = kind(*arguments), loop
 
 
 Weight = Callable[[Padded, Tensor], Tensor]

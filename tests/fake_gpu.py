@@ -1,6 +1,6 @@
 """A CPU that calls itself cuda:0, on which whole runs go as on a GPU, so far as that needs no GPU.
 
-    python -m helpers.fake_gpu FOLDER < RUNS
+    python -m fake_gpu FOLDER < RUNS
 
 Tensors of the device are CPU tensors in a wrapper that carries the device's name, so torch itself chooses what it would
 choose on a GPU: autocast's casts, the device of a new tensor, the branches of the package. An operation that mixes
