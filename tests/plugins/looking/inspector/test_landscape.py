@@ -67,7 +67,7 @@ def test_bounds_by_hand() -> None:
 
 
 def test_of_a_long_completion_the_tokens_that_are_pushed_most_have_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landscape, "MOST", 2 * 9 * 41)
+    monkeypatch.setattr(landscape, "MAX_VALUES", 2 * 9 * 41)
     one, logp = completion(Own())
     push = torch.tensor([0.0, 5, 0, -7, 1, 0, 0, 0, 0])
     curve = curves(Objective(Own()), one, logp, push, logp)["curve"]
