@@ -49,7 +49,7 @@ class SaveConfig(SaveConfigCallback):
             given = inspect.signature(kind).parameters.values()
             defaults = {one.name: one.default for one in given if one.default is not one.empty}
             made = Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
-            config["model.validation.judge"] = made
+            config["model.validation.grader"] = made
         # The file describes the run, not how it was started.
         config["ckpt_path"] = None
         text = self.parser.dump(config, skip_unset=False)

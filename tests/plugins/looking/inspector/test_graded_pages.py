@@ -103,7 +103,7 @@ def test_a_reward_of_0_and_1_needs_no_bound(tmp_path: Path, caplog: pytest.LogCa
     ("values", "caption"),
     [((0.0, 1.0, None), "brief"), ((0.8, 0.2, None), "brief: reward > 0.5"), ((0.0, 0.3, 1.0), "brief: reward > 0.5")],
 )
-def test_records_of_earlier_versions_say_what_was_taken_for_right(
+def test_old_records_say_what_was_taken_for_right(
     tmp_path: Path, values: tuple[float | None, ...], caption: str
 ) -> None:
     completions = [
