@@ -67,8 +67,8 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         model.generation_config.update(do_sample=True, eos_token_id=stops or None, **filters)
     if dtype is not None:
         model.to(getattr(torch, dtype))
-    exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
-    size = f"{sum(p.numel() for p in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
+    exported = [weight for weight in model.parameters() if weight.requires_grad or kind == "model"]
+    size = f"{sum(weight.numel() for weight in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
     origin = f"after {saved['epoch'] + 1} exploration steps of GRPO: {size}. Checkpoint: `{path.name}`"
     is_of_run = path.resolve().is_relative_to(run.resolve())
     scores = scores_after(run, saved["epoch"]) if is_of_run else {}

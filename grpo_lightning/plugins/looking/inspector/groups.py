@@ -204,7 +204,8 @@ def group_record(
         if completion.reward is not None and not (completion.conversation and completion.conversation.piece)
     ]
     mean, std = mean_and_std(rewards)
-    tops = [top for c in completions for top in (c.tokens.top_before_ids, c.tokens.top_after_ids) if top is not None]
+    tokens_of_all = [completion.tokens for completion in completions]
+    tops = [top for tokens in tokens_of_all for top in (tokens.top_before_ids, tokens.top_after_ids)]
     return GroupRecord(
         kind=kind,
         roles=roles,
@@ -218,7 +219,7 @@ def group_record(
         std=std if rewards else None,
         update=update,
         completions=completions,
-        vocabulary=vocabulary_of(tokenizer, [id for top in tops for id in top.flatten().tolist()]),
+        vocabulary=vocabulary_of(tokenizer, [id for top in tops if top is not None for id in top.flatten().tolist()]),
     )
 
 

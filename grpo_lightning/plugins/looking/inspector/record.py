@@ -304,7 +304,8 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
         return values.reshape(-1, WIDTHS[name]) if name in WIDTHS else values
     if is_dataclass(kind):
         present = [member for member in fields(kind) if member.name in value]
-        return kind(**{m.name: from_json(m.type, value[m.name], m.name) for m in present})  # type: ignore[operator]
+        members = {member.name: from_json(member.type, value[member.name], member.name) for member in present}
+        return kind(**members)  # type: ignore[operator]
     if origin is dict:
         return {arguments[0](key): from_json(arguments[1], item) for key, item in value.items()}
     if origin in (list, tuple):

@@ -4,7 +4,7 @@
     grpo report runs/plain/0 runs/plain/1 runs/dapo/0     runs; those that differ in the seed alone are one arm
     grpo report runs/does_kl_matter -o kl.html            a folder of arms, which hold a folder per seed
 
-The page shows the curves and the differences to the first arm given, with intervals over the seeds, what the
+The page shows the curves and the differences to the first arm, with intervals over the seeds, what the
 configurations differ in, and links to the pages of `grpo inspect` that lie in the runs' folders.
 """
 
