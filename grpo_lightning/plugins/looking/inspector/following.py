@@ -85,15 +85,15 @@ class Followed:
             ref_logp = measure.logp(rollouts, module.reference)
         scores = module.evaluation.scorer(samples)
 
-        rows: list[list[Row]] = [[] for _ in answers]
-        for row in Row.all_of(rollouts):
-            rows[int(row.rollouts.row)].append(row)
+        rows_by_answer: list[list[Row]] = [[] for _ in answers]
+        for measured_row in Row.all_of(rollouts):
+            rows_by_answer[int(measured_row.rollouts.row)].append(measured_row)
         completions: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}
         prompt_by_id = {prompt.id: prompt for prompt in prompts}
         for index, answer in enumerate(answers):
             sample = answer.sample
             # An answer whose environment failed has nothing to measure, and is shown all the same.
-            for row in rows[index] or (None,):
+            for row in rows_by_answer[index] or (None,):
                 tokens = TokenRecord(np.zeros(0, np.int32), [])
                 if row is not None:
                     prompt_by_id[sample.prompt.id] = row.prompt(sample, tokenizer)
