@@ -46,13 +46,12 @@ def test_neither_a_folder_nor_a_half_written_file_has_curves(tmp_path: Path) -> 
 
 
 def test_a_run_of_version_0_2_is_in_one_arm_with_a_new_one(tmp_path: Path):
+    grader = {"class_path": "grpo_lightning.MathVerifier", "init_args": {"timeout": 1}}
     curves = {"reward/zero_spread": "reward/frac_zero_std", "rollout/given": "rollout/context"}
-    for seed, key in enumerate(("judge", "grader")):
-        folder = tmp_path / key
-        write(folder, {names[seed]: [(0, 0.5)] for names in curves.items()})
-        validation = {"validation": {key: {"class_path": "grpo_lightning.MathVerifier", "init_args": {"timeout": 1}}}}
-        options = {"seed_everything": seed, "model": validation, "labeller" if key == "judge" else "grader": "R"}
-        (folder / "config.yaml").write_text(yaml.safe_dump({"data": options} | options))
+    for seed, (key, learned_key) in enumerate((("judge", "labeller"), ("grader", "grader"))):
+        write(tmp_path / key, {names[seed]: [(0, 0.5)] for names in curves.items()})
+        model = {"validation": {key: grader}, "rewards": [{learned_key: grader}]}
+        (tmp_path / key / "config.yaml").write_text(yaml.safe_dump({"seed_everything": seed, "model": model}))
     (arm,) = arms_of(read_runs([tmp_path / "judge", tmp_path / "grader"]))
     old, new = arm.runs.values()
     assert old.scalars == new.scalars and list(new.scalars) == list(curves.values())
