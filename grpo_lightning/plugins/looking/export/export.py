@@ -27,7 +27,8 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
 from grpo_lightning.types import UsageError, require
 
-PREFIX = "policy.model."  # what the names of the policy's weights begin with in a checkpoint
+PREFIX = "policy.model."
+"""The beginning of the names of the policy's weights in a checkpoint."""
 FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The options of sampling that transformers and vLLM have under the same names, with the defaults of `Sampling`."""
 
@@ -35,37 +36,43 @@ FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | None = None, kind: str = "model") -> None:
     """Writes the policy of a checkpoint as a folder, with tokenizer, generation config and model card.
 
-    The folder appears whole or not at all. Checkpoints of every strategy serve, for they hold whole weights. `out` must
-    not exist, or be empty. Without `checkpoint` it is the run's `last.ckpt`; without `dtype` weights keep their type,
-    and with it the log-probs, bit for bit. Of kind `model` an adapter is merged into the weights, which changes
-    log-probs by rounding; `adapter` writes it alone, for PEFT.
+    The folder appears whole or not at all. Checkpoints of every strategy serve, for they hold whole weights.
+
+    Args:
+        run: The run's folder.
+        out: The folder to write, which must be empty or absent.
+        checkpoint: The checkpoint; by default the run's `last.ckpt`.
+        dtype: The type of the weights; by default they keep their type, and log-probs are the same bit for bit.
+        kind: `model` merges an adapter into the weights, which changes log-probs by rounding; `adapter` writes the
+            adapter alone, for PEFT.
     """
     config = config_of(run)
     is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     require(is_free, f"--out={out}: something is there already. Give a folder that does not exist, or delete it")
     path = checkpoint or run / "checkpoints" / "last.ckpt"
     require(path.exists(), f"{run}: there is no checkpoint {path}. Let a step of the run end, or give --ckpt_path")
-    policy, sampling = config["model"]["policy"], config["model"].get("sampling") or {}
+    policy = config["model"]["policy"]
     adapter = adapter_of(policy)
-    is_there = kind == "model" or adapter is not None
-    require(is_there, f"--as=adapter: {run} has trained all weights, and has no adapter. Give --as model")
+    if kind == "adapter" and adapter is None:
+        raise UsageError(f"--as=adapter: {run} has trained all weights, and has no adapter. Give --as model")
     saved = read_checkpoint(path, mmap=True)
     tokenizer = read(AutoTokenizer, policy)
     model = model_of(policy, adapter, saved, path, kind)
     if kind == "model":
         assert model.generation_config is not None
-        # It stops at every token that ended a completion, and samples as the run did.
+        # The exported model stops at every token that ended a completion, and samples as the run did.
+        sampling = config["model"].get("sampling") or {}
         filters = {name: sampling.get(name, default) for name, default in FILTERS.items()}
         stops = sorted(stop_ids_of(model.generation_config, model.config, tokenizer))
         model.generation_config.update(do_sample=True, eos_token_id=stops or None, **filters)
     if dtype is not None:
         model.to(getattr(torch, dtype))
-    exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
-    size = f"{sum(p.numel() for p in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
-    made = f"after {saved['epoch'] + 1} exploration steps of GRPO: {size}. Checkpoint: `{path.name}`"
-    is_own = path.resolve().is_relative_to(run.resolve())
-    scores = scores_after(run, saved["epoch"]) if is_own else {}
-    card = model_card(config, kind, made, out.resolve().name, scores)
+    exported = [weight for weight in model.parameters() if weight.requires_grad or kind == "model"]
+    size = f"{sum(weight.numel() for weight in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
+    origin = f"after {saved['epoch'] + 1} exploration steps of GRPO: {size}. Checkpoint: `{path.name}`"
+    is_of_run = path.resolve().is_relative_to(run.resolve())
+    scores = scores_after(run, saved["epoch"]) if is_of_run else {}
+    card = model_card(config, kind, origin, out.resolve().name, scores)
     with whole_folder(out) as folder:
         if kind == "adapter":
             save_adapter(model, folder, str(policy["path"]))
@@ -76,28 +83,35 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
 
 
 def scores_after(run: Path, step: int) -> dict[str, float]:
-    """What validation found after a step, by metric; nothing where the run's logs cannot be read."""
+    """Returns the results of validation after a step, by metric; none if the run's logs cannot be read."""
     try:
         scalars = read_scalars(run)
     except (OSError, ValueError, KeyError):
         return {}
-    found = {name: dict(scalars.get(name, [])).get(step, math.nan) for name in validation_names(scalars)}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    scores = {name: dict(scalars.get(name, [])).get(step, math.nan) for name in validation_names(scalars)}
+    return {name: score for name, score in scores.items() if math.isfinite(score)}
 
 
-def model_card(config: Mapping[str, Any], kind: str, made: str, name: str, scores: Mapping[str, float]) -> str:
-    """A README.md as model hubs read it: a head in YAML, how the policy was `made`, and the run's configuration.
+def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, scores: Mapping[str, float]) -> str:
+    """Returns a README.md as model hubs read it: a head in YAML, the policy's origin, and the run's configuration.
 
-    `scores` are those of the checkpoint's validations, by metric.
+    Args:
+        config: The run's configuration.
+        kind: `model` or `adapter`.
+        origin: How the policy was made from its base.
+        name: The name of the exported model.
+        scores: The results of the checkpoint's validations, by metric.
     """
-    base, data = str(config["model"]["policy"]["path"]), config["data"]
+    base = str(config["model"]["policy"]["path"])
+    data = config["data"]
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     head |= {"pipeline_tag": "text-generation", "tags": ["grpo", "grpo-lightning"]}
     if on_hub(base):
         head["base_model"] = base
-    if on_hub(asked := questions_of(data.get("task"), "train")["type"]):
-        head["datasets"] = [asked]
-    validations, results = data.get("validations") or {}, []
+    if on_hub(dataset_id := questions_of(data.get("task"), "train")["type"]):
+        head["datasets"] = [dataset_id]
+    validations = data.get("validations") or {}
+    results = []
     for key, score in scores.items():
         _, *benchmark, metric = key.split("/")
         if not benchmark:
@@ -110,34 +124,37 @@ def model_card(config: Mapping[str, Any], kind: str, made: str, name: str, score
         results.append({"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics})
     if results:
         head["model-index"] = [{"name": name, "results": results}]
-    top, whole = (yaml.safe_dump(part, sort_keys=False, allow_unicode=True) for part in (head, dict(config)))
+    head_text, config_text = (
+        yaml.safe_dump(options, sort_keys=False, allow_unicode=True) for options in (head, dict(config))
+    )
     prompts = "Prompts are made as under `data` in the configuration"
-    return f"---\n{top}---\n\n`{base}` {made}. {prompts}:\n\n{indent(whole, '    ')}"
+    return f"---\n{head_text}---\n\n`{base}` {origin}. {prompts}:\n\n{indent(config_text, '    ')}"
 
 
 def on_hub(name: str) -> bool:
-    """Whether a name may be one of a hub."""
+    """Returns True if a name may be that of a model or data set on a hub."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def questions_of(task: Any, split: str) -> dict[str, Any]:
-    """A split in a model card: a data set of the hub, a file without its folder, or the class of the task."""
+    """Returns a split for a model card: a data set of the hub, a file without its folder, or the task's class."""
     path, options = (task["class_path"], task.get("init_args") or {}) if isinstance(task, Mapping) else (str(task), {})
-    kind, asked = path.rpartition(".")[2], str(options.get(split) or "")
-    if kind == "HubPrompts" and on_hub(name := str(options["id"])):
-        known = {"name": name, "type": name, "config": options.get("config"), "split": asked}
-        return {key: value for key, value in known.items() if value}
-    return {"name": Path(asked).stem or kind, "type": kind}
+    class_name = path.rpartition(".")[2]
+    source = str(options.get(split) or "")
+    if class_name == "HubPrompts" and on_hub(name := str(options["id"])):
+        dataset = {"name": name, "type": name, "config": options.get("config"), "split": source}
+        return {key: value for key, value in dataset.items() if value}
+    return {"name": Path(source).stem or class_name, "type": class_name}
 
 
 def config_of(run: Path) -> dict[str, Any]:
-    """The configuration that a run has written."""
+    """Reads the configuration that a run has written."""
     path = run / "config.yaml"
-    require(
-        path.is_file(),
-        f"{run}: no run is there, for it has no config.yaml. Give the folder that `grpo fit` wrote to. A run in "
-        "Python has none: call module.policy.save_pretrained(folder)",
-    )
+    if not path.is_file():
+        raise UsageError(
+            f"{run}: no run is there, for it has no config.yaml. Give the folder that `grpo fit` wrote to. A run in "
+            "Python has none: call module.policy.save_pretrained(folder)"
+        )
     try:
         config = read_config(path) or {}
         _ = config["model"]["policy"]["path"]
@@ -147,41 +164,54 @@ def config_of(run: Path) -> dict[str, Any]:
 
 
 def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
-    """The adapter of the run's policy."""
+    """Returns the adapter of the run's policy; None if the policy has none."""
     if not (options := policy.get("adapter")):
         return None
     module, _, name = str(options["class_path"]).rpartition(".")
     try:
         return getattr(import_module(module), name)(**(options.get("init_args") or {}))
     except (ImportError, AttributeError, TypeError) as error:
-        wrong = f"it cannot be made here ({first_line(error)}). Run this where the run was started"
-        raise UsageError(f"model.policy.adapter={options['class_path']}: {wrong}") from error
+        raise UsageError(
+            f"model.policy.adapter={options['class_path']}: it cannot be made here ({first_line(error)}). "
+            "Run this where the run was started"
+        ) from error
 
 
 def model_of(
     policy: Mapping[str, Any], adapter: LoRA | None, checkpoint: Mapping[str, Any], path: Path, kind: str
 ) -> PreTrainedModel:
-    """The model of `policy.path` with the weights of a checkpoint. An adapter is merged into it, or stands alone."""
-    saved, trust = checkpoint["state_dict"], bool(policy.get("trust_remote_code", False))
+    """Returns the model of `policy.path` with the weights of a checkpoint.
+
+    Args:
+        policy: The options of the run's policy.
+        adapter: The run's adapter; None if it has none.
+        checkpoint: The checkpoint.
+        path: The path of the checkpoint, for messages.
+        kind: `model` merges the adapter; with `adapter` only the adapter has weights.
+    """
+    saved = checkpoint["state_dict"]
     # `trainer.precision` may have made them float64.
     is_double = any(value.dtype == torch.float64 for value in saved.values())
     dtype = torch.float64 if is_double else getattr(torch, policy.get("dtype", "float32"))
     if kind == "adapter":
+        trust = bool(policy.get("trust_remote_code", False))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
     else:
         model = read(AutoModelForCausalLM, policy, dtype=dtype)
-    own, base = model.state_dict(), ""
+    expected = model.state_dict()
+    base = ""
     if adapter is not None:
         if kind == "model":
             base = fingerprint(model)
+            # The merge is made at least in float32.
             model.double() if dtype == torch.float64 else model.float()
         with model.device:
             adapter.add(model)
-        own = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        expected = {name: value for name, value in model.named_parameters() if value.requires_grad}
     trained = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
-    own = {PREFIX + name: value for name, value in own.items()}
-    check_same_model({**checkpoint, "state_dict": trained}, own, base, path, str(policy["path"]))
+    expected = {PREFIX + name: value for name, value in expected.items()}
+    check_same_model({**checkpoint, "state_dict": trained}, expected, base, path, str(policy["path"]))
     weights = {name.removeprefix(PREFIX): value for name, value in trained.items()}
     model.load_state_dict(weights, strict=adapter is None, assign=adapter is not None)
     if adapter is not None and kind == "model":
@@ -191,17 +221,17 @@ def model_of(
 
 
 def read(auto_class: Any, policy: Mapping[str, Any], **kwargs: Any) -> Any:
-    """The object that `auto_class` of transformers reads at `policy.path`."""
+    """Reads an object of a class of transformers, such as `AutoTokenizer`, at `policy.path`."""
     trust = bool(policy.get("trust_remote_code", False))
     return pretrained.load(auto_class, str(policy["path"]), "policy.path", trust_remote_code=trust, **kwargs)
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to write to, which is then renamed to `out`: readers see all of its files or none."""
+    """Yields a folder to write to, which is then renamed to `out`: readers see all of its files or none."""
     partial = out.with_name(f"{out.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by an export that was killed
         partial.mkdir(parents=True)
         yield partial
         mask = os.umask(0)
@@ -222,7 +252,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
-    """Adds what the adapter computes to the weights, and takes the adapter away. Do it in float32: bfloat16 rounds."""
+    """Adds the adapter's product to the weights, and removes the adapter. Call it in float32: bfloat16 rounds."""
     for name, layer in adapted_layers(model).items():
         layer.merge(safe_merge=True)
         model.set_submodule(name, layer.get_base_layer())

@@ -1,4 +1,4 @@
-"""`grpo export`: the command line of exporting."""
+"""`grpo export`: a run's policy as a folder for transformers and vLLM."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exports and prints where to; returns the exit code, 1 for a full disk."""
+    """Exports and prints the folder; returns the exit code, 1 for a full disk."""
     parser = argparse.ArgumentParser(
         "grpo export",
         description="Writes the policy of a run as a folder that transformers and vLLM read without this package: "
@@ -22,8 +22,8 @@ def main(args: Sequence[str] | None = None) -> int:
     add("--as", dest="kind", choices=("model", "adapter"), default="model", help=kinds)
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", choices=dtypes, help="type of the weights; that of the checkpoint by default")
-    given = parser.parse_args(args)
-    # These import torch, which --help need not wait for.
+    options = parser.parse_args(args)
+    # These modules import torch, which --help need not wait for.
     from transformers.utils.logging import disable_progress_bar
 
     from grpo_lightning.disk import DiskFailure
@@ -31,11 +31,11 @@ def main(args: Sequence[str] | None = None) -> int:
 
     disable_progress_bar()
     try:
-        export(given.run, given.out, given.ckpt_path, given.dtype, given.kind)
+        export(options.run, options.out, options.ckpt_path, options.dtype, options.kind)
     except DiskFailure as error:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 1
     model = "read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`"
     adapter = "an adapter; read it with PeftModel.from_pretrained(base, folder) of PEFT"
-    print(f"{given.out}: {adapter if given.kind == 'adapter' else model}")
+    print(f"{options.out}: {adapter if options.kind == 'adapter' else model}")
     return 0

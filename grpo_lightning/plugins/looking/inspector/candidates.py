@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
@@ -23,36 +22,48 @@ from grpo_lightning.plugins.looking.inspector.groups import (
     measured,
 )
 from grpo_lightning.plugins.looking.inspector.landscape import curves
-from grpo_lightning.plugins.looking.inspector.record import GroupRecord, TokenRecord
+from grpo_lightning.plugins.looking.inspector.record import CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.training.module import GRPOModule
 
-MIXED, MOVED, WORST, BEST = ROLES = ("mixed", "moved", "worst", "best")
+MIXED = "mixed"
+MOVED = "moved"
+WORST = "worst"
+BEST = "best"
+ROLES = (MIXED, MOVED, WORST, BEST)
 """The reasons for which groups are recorded, in turn."""
 
 
 @dataclass(slots=True, frozen=True)
 class GroupSummary:
-    """What decides whether a group is recorded."""
+    """The numbers by which groups are chosen."""
 
     prompt_id: int
-    mean: float  # mean reward; NaN if every completion's reward failed
+    """The prompt's id in its step."""
+    mean: float
+    """Mean reward; NaN if every completion's reward failed."""
     std: float
-    push: float  # sum over the tokens of |weight * Â| (1 - p), p the probability that the token was drawn with
+    """Population standard deviation of the rewards."""
+    push: float
+    """Sum over the tokens of |weight * Â| (1 - p), p the probability that the token was sampled with."""
 
 
 @dataclass(slots=True)
 class Choice:
     """The groups of all ranks that may be recorded, known before the step's updates."""
 
-    taken: dict[int, str]
-    pushed: list[int]  # the prompt ids of those pushed hardest among the others: `num_moved` of them will be recorded
+    role_by_id: dict[int, str]
+    """The role of each group that will be recorded whatever it moves, by prompt id."""
+    pushed_ids: list[int]
+    """The prompt ids of the other groups that were pushed hardest: `num_moved` of them will be recorded."""
     num_moved: int
-    firsts: dict[str, int]  # by role, the prompt id of the group that has most of it
+    """Groups that will be recorded because they moved most."""
+    leader_by_role: dict[str, int]
+    """By role, the prompt id of the group that comes first in it."""
 
     @classmethod
     def from_groups(cls, groups: Sequence[GroupSummary], num_groups: int) -> "Choice":
-        """The choice of `num_groups` among the groups of all ranks; of equal ones the lower prompt id comes first."""
+        """Chooses `num_groups` among the groups of all ranks; of equal groups the lower prompt id comes first."""
         groups = sorted(groups, key=lambda group: group.prompt_id)
         rewarded = [group for group in groups if not math.isnan(group.mean)]
         rankings = {
@@ -60,189 +71,232 @@ class Choice:
             WORST: sorted(rewarded, key=lambda group: group.mean),
             BEST: sorted(rewarded, key=lambda group: -group.mean),
         }
-        taken: dict[int, str] = {}
+
+        # The roles take a group in turn, none twice. How far groups move is not known yet.
+        role_by_id: dict[int, str] = {}
         for turn in range(num_groups):
             role = ROLES[turn % len(ROLES)]
-            left = [group.prompt_id for group in rankings.get(role, []) if group.prompt_id not in taken]
-            taken |= {left[0]: role} if left else {}
-        others = sorted((group for group in groups if group.prompt_id not in taken), key=lambda group: -group.push)
-        num_moved = num_groups - len(taken)
-        firsts = {role: ranking[0].prompt_id for role, ranking in rankings.items() if ranking}
-        return cls(taken, [group.prompt_id for group in others[: 2 * num_moved]], num_moved, firsts)
+            unused_ids = [group.prompt_id for group in rankings.get(role, []) if group.prompt_id not in role_by_id]
+            if unused_ids:
+                role_by_id[unused_ids[0]] = role
+
+        # Turns without a group go to those that move most. Twice as many are measured, those pushed hardest.
+        num_moved = num_groups - len(role_by_id)
+        unused = [group for group in groups if group.prompt_id not in role_by_id]
+        pushed = sorted(unused, key=lambda group: -group.push)[: 2 * num_moved]
+        leader_by_role = {role: ranking[0].prompt_id for role, ranking in rankings.items() if ranking}
+        return cls(role_by_id, [group.prompt_id for group in pushed], num_moved, leader_by_role)
 
     @property
     def prompt_ids(self) -> list[int]:
         """The prompt ids of all groups that may be recorded."""
-        return [*self.taken, *self.pushed]
+        return [*self.role_by_id, *self.pushed_ids]
 
     def roles(self, movement: Mapping[int, float]) -> dict[int, list[str]]:
-        """The roles of each group that is recorded, by prompt id, in the order of `ROLES`."""
+        """Returns the roles of each group that is recorded, by prompt id, in the order of `ROLES`.
+
+        Args:
+            movement: Mean |Δ log p| of each group that may be recorded, by prompt id.
+        """
         by_movement = sorted(self.prompt_ids, key=lambda id: (-movement[id], id))
-        moved = [id for id in by_movement if id in self.pushed][: self.num_moved]
-        found = {id: [role] for id, role in self.taken.items()} | {id: [MOVED] for id in moved}
-        most = {MOVED: by_movement[0]} if by_movement and movement[by_movement[0]] > 0 else {}
-        for role, id in (self.firsts | most).items():
-            if id in found and role not in found[id]:
-                found[id].append(role)
-        return dict(sorted(found.items(), key=lambda item: ROLES.index(item[1][0])))
+        moved_ids = [id for id in by_movement if id in self.pushed_ids][: self.num_moved]
+        roles = {id: [role] for id, role in self.role_by_id.items()} | {id: [MOVED] for id in moved_ids}
+
+        # A group that comes first for several reasons has several roles.
+        leader_by_role = dict(self.leader_by_role)
+        if by_movement and movement[by_movement[0]] > 0:
+            leader_by_role[MOVED] = by_movement[0]
+        for role, id in leader_by_role.items():
+            if id in roles and role not in roles[id]:
+                roles[id].append(role)
+        return dict(sorted(roles.items(), key=lambda item: ROLES.index(item[1][0])))
 
 
 def summarise(exploration: Exploration) -> list[GroupSummary]:
-    """The groups of this rank that are learned from. Their advantages and weights must be there."""
-    rollouts, total = exploration.rollouts, exploration.scores.total
+    """Summarises the groups of this rank that are learned from, once they have advantages and weights."""
+    rollouts = exploration.rollouts
+    total = exploration.scores.total
     push = (rollouts.weight * rollouts.advantage).abs().double()
     if rollouts.sampler_logp is not None:
-        push *= -rollouts.sampler_logp.double().expm1()
-    per_row = [float(part.sum()) for part in push.split(rollouts.lengths.tolist())]
-    found: dict[int, tuple[list[float], list[float]]] = {}
-    rows, begins = rollouts.row.tolist(), rollouts.begins.tolist()
-    for row, is_new, pushed, prompt_id in zip(rows, begins, per_row, exploration.prompt_ids, strict=True):
-        rewards, pushes = found.setdefault(prompt_id, ([], []))
-        rewards += [total[row]] if is_new and not math.isnan(total[row]) else []
-        pushes.append(pushed)
-    return [GroupSummary(id, *mean_and_std(rewards), sum(pushes)) for id, (rewards, pushes) in found.items()]
+        push *= -rollouts.sampler_logp.double().expm1()  # 1 - p
+    push_by_row = [float(values.sum()) for values in push.split(rollouts.lengths.tolist())]
+
+    # Pieces of a conversation are rows of one sample: each pushes, the reward counts once.
+    samples = rollouts.row.tolist()
+    begins = rollouts.begins.tolist()
+    numbers_by_id: dict[int, tuple[list[float], list[float]]] = {}
+    for sample, is_new, row_push, prompt_id in zip(samples, begins, push_by_row, exploration.prompt_ids, strict=True):
+        rewards, pushes = numbers_by_id.setdefault(prompt_id, ([], []))
+        pushes.append(row_push)
+        if is_new and not math.isnan(total[sample]):
+            rewards.append(total[sample])
+    return [GroupSummary(id, *mean_and_std(rewards), sum(pushes)) for id, (rewards, pushes) in numbers_by_id.items()]
 
 
 @dataclass(slots=True)
 class Learned:
-    """One completion in the forward of the last update that saw it."""
+    """One row of the rollouts in the forward of the last update that saw it."""
 
     update: int
-    rollouts: Rollouts  # the completion, with what the update read
-    numbers: dict[str, Any]  # fields of a `TokenRecord`: [n] over its drawn tokens, or None
+    """Index of the update in its step."""
+    rollouts: Rollouts
+    """The row, with what the update read."""
+    numbers: dict[str, Any]
+    """Fields of a `TokenRecord`: [n] over its sampled tokens, or None."""
 
 
 def learned_from(
-    step: Step, rows: Collection[int], objective: Objective, num_minibatches: int
+    step: Step, samples: Collection[int], objective: Objective, num_minibatches: int
 ) -> dict[int, list[Learned]]:
-    """What the step's updates saw of the completions `rows`, by their index in the exploration, piece by piece."""
-    found: dict[int, list[Learned]] = {row: [] for row in rows}
-    last = len(step.passes.updates) - 1
-    for minibatch, micro_batch in (
-        (i, micro_batch)
-        for i, micro_batches in enumerate(step.micro_batches)
-        for micro_batch in micro_batches
-        if micro_batch.scored
-    ):
-        update = last - (last - minibatch) % num_minibatches
-        # Copied from the device at once, not completion by completion.
-        rollouts = micro_batch.rollouts.to("cpu")
-        scored = micro_batch.scored
-        assert scored is not None
-        numbers = [values if values is None else values.cpu() for values in (scored.logp, scored.entropy, scored.read)]
-        for index, row in enumerate(rollouts.row.tolist()):
-            if row in found:
-                found[row].append(Learned(update, *_seen(rollouts, numbers, index, objective)))
-    return found
+    """Returns the rows of some samples as the step's updates saw them, by the index of the sample."""
+    learned: dict[int, list[Learned]] = {sample: [] for sample in samples}
+    last_update = len(step.passes.updates) - 1
+    for minibatch, micro_batches in enumerate(step.micro_batches):
+        # Every pass takes the minibatches in the same order.
+        update = last_update - (last_update - minibatch) % num_minibatches
+        for micro_batch in micro_batches:
+            scored = micro_batch.scored
+            if scored is None:
+                continue
+            # Copied from the device at once, not row by row.
+            rollouts = micro_batch.rollouts.to("cpu")
+            values = (scored.logp, scored.entropy, scored.read)
+            values_on_cpu = [value if value is None else value.cpu() for value in values]
+            for index, sample in enumerate(rollouts.row.tolist()):
+                if sample in learned:
+                    learned[sample].append(Learned(update, *_numbers(rollouts, values_on_cpu, index, objective)))
+    return learned
 
 
-def _seen(rollouts: Rollouts, numbers: list[Any], index: int, objective: Objective) -> tuple[Rollouts, dict[str, Any]]:
-    """The completion at an index of a micro-batch's rollouts, and what its update saw of it.
+def _numbers(
+    rollouts: Rollouts, values: list[Any], index: int, objective: Objective
+) -> tuple[Rollouts, dict[str, Any]]:
+    """Returns one row of a micro-batch, and the numbers of its tokens in the update.
 
     Args:
-        rollouts: The pack's, on the CPU.
-        numbers: Log-probs, entropies and what was read, of all tokens of the micro-batch.
-        index: Of the completion.
-        objective: Of the run.
+        rollouts: The micro-batch, on the CPU.
+        values: [N] log-probs, [N] entropies and what was read of all tokens of the micro-batch.
+        index: Index of the row.
+        objective: The objective of the run.
     """
     row = torch.tensor([index])
-    tokens, one = take(row, rollouts.lengths), rollouts.select(row)
-    logp, entropy, divergence = (values if values is None else values[tokens] for values in numbers)
+    rollout = rollouts.select(row)
+    tokens = take(row, rollouts.lengths)
+    logp, entropy, divergence = (value if value is None else value[tokens] for value in values)
     assert logp is not None and entropy is not None
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
-        # A divergence of whole distributions has no gradient by the drawn token's log-prob alone: it is in no push.
-        terms = objective.terms(leaf, entropy, one, divergence)
-        old_logp = logp if one.old_logp is None else one.old_logp
-        factor = objective.factor(old_logp, one)
-        weight = one.weight * factor
+        # A divergence of whole distributions has no gradient by the sampled token's log-prob alone: it is in no push.
+        terms = objective.terms(leaf, entropy, rollout, divergence)
+        old_logp = logp if rollout.old_logp is None else rollout.old_logp
+        factor = objective.factor(old_logp, rollout)
+        weight = rollout.weight * factor
         (push,) = torch.autograd.grad((weight * terms.total).sum(), leaf)
     clip = terms.surrogate.clipped_high.to(torch.int8) - terms.surrogate.clipped_low.to(torch.int8)
-    return one, {
-        "old_logp": one.old_logp,
+    return rollout, {
+        "old_logp": rollout.old_logp,
         "update_logp": logp,
-        "ref_logp": one.ref_logp,
+        "ref_logp": rollout.ref_logp,
         "surrogate": terms.surrogate.value.detach(),
-        "kl": None if one.ref_logp is None and divergence is None else terms.kl.detach(),
+        "kl": None if rollout.ref_logp is None and divergence is None else terms.kl.detach(),
         "correction": factor if objective.correction.reads_sampler else None,
         "push": push,
-        "clip": torch.where((weight != 0) & (one.advantage != 0), clip, 0),
+        "clip": torch.where((weight != 0) & (rollout.advantage != 0), clip, 0),
         "entropy_update": entropy,
     }
 
 
 class Candidates:
-    """The groups of this rank that may be recorded. Make it before the step's updates, on every rank."""
+    """The groups of this rank that may be recorded. Make it before the step's updates, on every rank.
+
+    Args:
+        step: The exploration step.
+        module: The module that learns from it.
+        num_groups: Groups that will be recorded, over all ranks.
+        measure: Measures rollouts with the policy.
+    """
 
     def __init__(self, step: Step, module: GRPOModule, num_groups: int, measure: Measure) -> None:
-        self.step, self.module, self.measure = step, module, measure
+        self.step = step
+        self.module = module
+        self.measure = measure
         exploration = step.exploration
-        everyone = [group for groups in ranks.gather(summarise(exploration)) for group in groups]
-        self.choice = Choice.from_groups(everyone, num_groups)
-        chosen = [row for row, id in enumerate(exploration.prompt_ids) if id in self.choice.prompt_ids]
-        self.prompt_ids = [exploration.prompt_ids[row] for row in chosen]
-        self.rollouts = exploration.rollouts.select(torch.tensor(chosen, dtype=torch.int64))
-        self.before = measure(self.rollouts)
+        summaries = [summary for rank in ranks.gather(summarise(exploration)) for summary in rank]
+        self.choice = Choice.from_groups(summaries, num_groups)
+        rows = [row for row, id in enumerate(exploration.prompt_ids) if id in self.choice.prompt_ids]
+        self.prompt_ids = [exploration.prompt_ids[row] for row in rows]
+        self.rollouts = exploration.rollouts.select(torch.tensor(rows, dtype=torch.int64))
+        self.scored_before = measure(self.rollouts)
+
+        # log π_old: of fresh rollouts it is what was just measured, of stale ones what the engine recorded.
         is_fresh = exploration.policy_version == module.policy.version or module.old_policy.is_proximal
-        is_known = is_fresh and module.old_policy.is_policy
-        self.old_logp = self.before.logp if is_known else None if is_fresh else self.rollouts.sampler_logp
+        self.old_logp = self.rollouts.sampler_logp
+        if is_fresh:
+            self.old_logp = self.scored_before.logp if module.old_policy.is_policy else None
 
     def records(self, num_minibatches: int) -> list[GroupRecord]:
-        """The groups of all ranks that are recorded. Call it after the step's updates, on every rank."""
-        after = self.measure(self.rollouts)
-        roles = self.choice.roles(self._movement(after))
+        """Returns the groups of all ranks that are recorded. Call it after the step's updates, on every rank."""
+        scored_after = self.measure(self.rollouts)
+        roles = self.choice.roles(self._movement(scored_after))
         rows: dict[int, list[Row]] = {}
         for id, row in zip(self.prompt_ids, Row.all_of(self.rollouts), strict=True):
-            rows.setdefault(id, []).append(row)
-        chosen = {int(row.rollouts.row) for id, group in rows.items() for row in group if id in roles}
-        learned = learned_from(self.step, chosen, self.module.objective, num_minibatches)
-        mine = {id: self._group(roles[id], group, learned, after) for id, group in rows.items() if id in roles}
-        everyone = {id: record for groups in ranks.gather(mine) for id, record in groups.items()}
-        return [everyone[id] for id in roles]
+            if id in roles:
+                rows.setdefault(id, []).append(row)
+        samples = {int(row.rollouts.row) for group in rows.values() for row in group}
+        learned = learned_from(self.step, samples, self.module.objective, num_minibatches)
+        groups = {id: self._group(roles[id], group, learned, scored_after) for id, group in rows.items()}
+        record_by_id = {id: record for rank in ranks.gather(groups) for id, record in rank.items()}
+        return [record_by_id[id] for id in roles]
 
-    def _movement(self, after: TokenLogp) -> dict[int, float]:
-        """Mean |Δ log p| of each group of all ranks, by prompt id."""
-        moved: dict[int, list[float]] = {}
-        change = (after.logp - self.before.logp).abs().double().split(self.rollouts.lengths.tolist())
-        for id, part in zip(self.prompt_ids, change, strict=True):
-            moved.setdefault(id, []).extend(part.tolist())
-        mine = {id: sum(parts) / len(parts) for id, parts in moved.items()}
-        return {id: value for groups in ranks.gather(mine) for id, value in groups.items()}
+    def _movement(self, scored_after: TokenLogp) -> dict[int, float]:
+        """Returns mean |Δ log p| of each group of all ranks, by prompt id."""
+        changes: dict[int, list[float]] = {}
+        change = (scored_after.logp - self.scored_before.logp).abs().double()
+        for id, values in zip(self.prompt_ids, change.split(self.rollouts.lengths.tolist()), strict=True):
+            changes.setdefault(id, []).extend(values.tolist())
+        means = {id: sum(values) / len(values) for id, values in changes.items()}
+        return {id: mean for rank in ranks.gather(means) for id, mean in rank.items()}
 
     def _group(
-        self, roles: list[str], rows: list[Row], learned: dict[int, list[Learned]], after: TokenLogp
+        self, roles: list[str], rows: list[Row], learned: dict[int, list[Learned]], scored_after: TokenLogp
     ) -> GroupRecord:
-        exploration, tokenizer = self.step.exploration, self.module.policy.tokenizer
-        completions, updates = [], []
+        exploration = self.step.exploration
+        tokenizer = self.module.policy.tokenizer
+        completions: list[CompletionRecord] = []
+        updates: list[int] = []
         for row in rows:
-            index = int(row.rollouts.row)
-            # Among the pieces of one conversation.
-            seen = next((one for one in learned[index] if next(Row.all_of(one.rollouts)).ids == row.ids), None)
-            updates += [] if seen is None else [seen.update]
-            sample, tokens = exploration.samples[index], self._tokens(row, seen, after)
-            completions.append(completion_record(sample, exploration.scores, index, row, tokens))
+            sample = int(row.rollouts.row)
+            # The tokens tell the pieces of one conversation apart.
+            same_tokens = (entry for entry in learned[sample] if next(Row.all_of(entry.rollouts)).ids == row.ids)
+            entry = next(same_tokens, None)
+            if entry is not None:
+                updates.append(entry.update)
+            tokens = self._tokens(row, entry, scored_after)
+            completions.append(completion_record(exploration.samples[sample], exploration.scores, sample, row, tokens))
         prompt = rows[0].prompt(exploration.samples[int(rows[0].rollouts.row)], tokenizer)
         return group_record("train", roles, prompt, max(updates, default=None), completions, tokenizer)
 
-    def _tokens(self, row: Row, learned: Learned | None, after: TokenLogp) -> TokenRecord:
-        """The tokens of one completion."""
-        pick, own, objective = row.tokens, row.rollouts, self.module.objective
-        numbers: dict[str, Tensor | None] = {
-            "sampler_logp": own.sampler_logp,
-            "old_logp": None if self.old_logp is None else self.old_logp[pick],
-            "after_logp": after.logp[pick],
-            "advantage": own.advantage,
-            "weight": own.weight,
+    def _tokens(self, row: Row, learned: Learned | None, scored_after: TokenLogp) -> TokenRecord:
+        """Returns the record of the tokens of one row."""
+        rollouts = row.rollouts
+        objective = self.module.objective
+        after_logp = scored_after.logp[row.tokens]
+        numbers: dict[str, Any] = {
+            "sampler_logp": rollouts.sampler_logp,
+            "old_logp": None if self.old_logp is None else self.old_logp[row.tokens],
+            "after_logp": after_logp,
+            "advantage": rollouts.advantage,
+            "weight": rollouts.weight,
         }
-        numbers |= measured(self.before, pick, "before") | measured(after, pick, "after")
+        numbers |= measured(self.scored_before, row.tokens, "before") | measured(scored_after, row.tokens, "after")
         learns_from_all = not objective.learns_from_advantage_alone or objective.reward_kl is not None
         if learned is not None:
-            seen, logp, push = learned.numbers, learned.numbers["update_logp"], learned.numbers["push"]
-            numbers |= seen | curves(objective, learned.rollouts, logp, push, after.logp[pick])
-            if seen["correction"] is not None:
-                numbers["weight"] = own.weight * seen["correction"]
-        elif not learns_from_all and not bool((own.weight * own.advantage).any()):
-            # No update looked at it, since it adds nothing.
-            none = torch.zeros_like(own.weight)
-            numbers |= {"surrogate": none, "push": none, "clip": none.to(torch.int8)}
+            numbers |= learned.numbers
+            numbers |= curves(objective, learned.rollouts, numbers["update_logp"], numbers["push"], after_logp)
+            if numbers["correction"] is not None:
+                numbers["weight"] = rollouts.weight * numbers["correction"]
+        elif not learns_from_all and not bool((rollouts.weight * rollouts.advantage).any()):
+            # No update took it in, since it adds nothing.
+            zeros = torch.zeros_like(rollouts.weight)
+            numbers |= {"surrogate": zeros, "push": zeros, "clip": zeros.to(torch.int8)}
         return row.record(self.module.policy.tokenizer, **numbers)

@@ -38,17 +38,17 @@ from grpo_lightning.types import at_least
 class Inspector(Callback, Observer):
     """Records what the updates of a step did to each token of some completions: files under `inspect/` in the run.
 
-    Each token has its log-probs when drawn, under the old policy, in the last update, after it and under the reference.
-    It also has its advantage, weight and terms of the objective, entropies, and the likeliest tokens before and after.
-    The groups are the most mixed, the most moved, the worst and the best; beside them some validation prompts are
-    followed over the run. Every n-th step is recorded and the last of `trainer.max_epochs`, with metrics under
-    `update/`. Nothing else of the run changes.
+    Each token has its log-probs when sampled, under the old policy, in the last update, after the step and under the
+    reference. It also has its advantage, weight and terms of the objective, entropies, and the likeliest tokens before
+    and after. The groups are the most mixed, the most moved, the worst and the best; beside them some validation
+    prompts are followed over the run. Every n-th step is recorded and the last of `trainer.max_epochs`, with metrics
+    under `update/`. Nothing else of the run changes.
 
     Args:
         every_n_steps: Exploration steps between two records. 0 records nothing.
         num_groups: Groups recorded of a step, over all ranks.
         num_followed: Validation prompts that are answered at every recorded step, and before the first step.
-        num_samples: Answers drawn for each of them besides the greedy one.
+        num_samples: Answers sampled for each of these prompts besides the greedy answer.
     """
 
     def __init__(
@@ -65,9 +65,11 @@ class Inspector(Callback, Observer):
         self._module: GRPOModule
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Begins anew; it looks at nothing if it is switched off or the run is a trial."""
-        self._trainer, self._module = trainer, pl_module
-        self._seconds, self._begins = 0.0, True
+        """Resets the callback, which records nothing if it is switched off or the run is a trial."""
+        self._trainer = trainer
+        self._module = pl_module
+        self._seconds = 0.0
+        self._is_first_step = True
         self._candidates: Candidates | None = None
         self._groups: list[GroupRecord] | None = None
         self._metrics: dict[str, float] = {}
@@ -75,7 +77,7 @@ class Inspector(Callback, Observer):
         self._is_on = stage == "fit" and self.every_n_steps > 0 and not disk.is_trial(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lets the validation before the first step answer the followed prompts."""
+        """Makes the validation before the first step keep its answers to the followed prompts."""
         if self._is_on:
             self._followed.expect()
 
@@ -84,14 +86,16 @@ class Inspector(Callback, Observer):
         if not self._is_on:
             return
         trainer = self._trainer
-        begins, self._begins = self._begins, False
-        if begins and trainer.is_global_zero:
-            # The records of later steps will be repeated; the first step writes that of step 0 too.
-            run, last = Path(trainer.default_root_dir), trainer.current_epoch or -1
-            late = (file for file in files_of(run) if step_of(file) > last)
-            for file in (*late, *(run / FOLDER).glob(f"step-*.jsonl{disk.PARTIAL}")):
+        is_first_step = self._is_first_step
+        self._is_first_step = False
+        if is_first_step and trainer.is_global_zero:
+            # The run repeats the steps after the one it resumes from; a fresh run writes step 0 again too.
+            run = Path(trainer.default_root_dir)
+            last_step = trainer.current_epoch or -1
+            repeated = (file for file in files_of(run) if step_of(file) > last_step)
+            for file in (*repeated, *(run / FOLDER).glob(f"step-*.jsonl{disk.PARTIAL}")):
                 file.unlink()
-        if begins and trainer.current_epoch == 0:
+        if is_first_step and trainer.current_epoch == 0:
             with self._looking():
                 groups = self._followed.records(self._measure)
             if groups:
@@ -103,7 +107,7 @@ class Inspector(Callback, Observer):
                 self._followed.expect()
 
     def updated(self, step: Step) -> None:
-        """Measures again."""
+        """Measures the same groups again, after the updates."""
         if self._candidates is not None:
             with self._looking():
                 self._metrics = movement(step, self._module.policy, self._module.objective)
@@ -119,7 +123,8 @@ class Inspector(Callback, Observer):
             groups = self._groups + self._followed.records(self._measure)
         self._write(trainer.current_epoch + 1, groups)
         metrics = self._metrics | {"time/inspect": max(ranks.gather(self._seconds))}
-        self._groups, self._seconds = None, 0.0
+        self._groups = None
+        self._seconds = 0.0
         pl_module.log_dict({name: torch.tensor(value) for name, value in metrics.items()})
 
     @property
@@ -133,23 +138,24 @@ class Inspector(Callback, Observer):
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Eval mode without gradients, on the clock; random states and counts of failed rewards stay."""
+        """Evaluates without gradients and counts the time; random states and counts of failed rewards stay."""
         started = perf_counter()
         self._module.explorer.settle()
-        parts = [part for reward in self._module.evaluation.scorer.rewards for part in reward.with_parts()]
-        tallies = [deepcopy(part.tally) for part in parts]
+        rewards = [nested for reward in self._module.evaluation.scorer.rewards for nested in reward.with_parts()]
+        tallies = [deepcopy(reward.tally) for reward in rewards]
         with isolate_rng(), self._module.evaluating():
             yield
-        for part, tally in zip(parts, tallies, strict=True):
-            part.tally = tally
+        for reward, tally in zip(rewards, tallies, strict=True):
+            reward.tally = tally
         self._seconds += perf_counter() - started
 
     def _write(self, step: int, groups: list[GroupRecord]) -> None:
         """Writes a step's file, on rank 0."""
         if not self._trainer.is_global_zero:
             return
-        started, module = perf_counter(), self._module
-        scorer, folder = module.explorer.scorer, self._trainer.default_root_dir
+        started = perf_counter()
+        module = self._module
+        scorer = module.explorer.scorer
         record = StepRecord(
             step=step,
             objective=describe(module.objective) | {"entropy_bonus": module.objective.entropy.coefficient},
@@ -159,7 +165,8 @@ class Inspector(Callback, Observer):
             correct=scorer.grader.name,
             groups=groups,
         )
-        disk.write_whole(path_of(folder, step), "".join(line + "\n" for line in record.lines()))
+        path = path_of(self._trainer.default_root_dir, step)
+        disk.write_whole(path, "".join(line + "\n" for line in record.lines()))
         self._seconds += perf_counter() - started
 
 
@@ -167,29 +174,31 @@ METRICS = ("update/agreement", "update/delta_logp_right", "update/delta_logp_wro
 
 
 def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, float]:
-    """The metrics of all ranks together, without those that are not defined; a forward per micro-batch.
+    """Returns the metrics over all ranks, without those that are not defined, after a forward per micro-batch.
 
-    They are over the tokens that an update was made with: one that a stop rule refused, or that was skipped as not
-    finite, does not count. Every rank must call it, in eval mode and without gradients.
+    They are over the tokens that an update was made with: an update that a stop rule refused, or that was skipped as
+    not finite, does not count. Every rank must call it, in eval mode and without gradients.
     """
-    # For each metric a sum and what it is divided by.
-    total = torch.zeros(3, 2, dtype=torch.float64)
+    # For each metric a sum and its divisor.
+    totals = torch.zeros(3, 2, dtype=torch.float64)
     value = step.exploration.scores.main.value
     for micro_batch in (micro_batch for micro_batches in step.micro_batches for micro_batch in micro_batches):
-        rollouts, layout = micro_batch.rollouts, micro_batch.layout or policy.compute.layout(micro_batch.rollouts)
-        after = policy(rollouts, layout=layout).logp
+        rollouts = micro_batch.rollouts
+        layout = micro_batch.layout or policy.compute.layout(rollouts)
+        logp = policy(rollouts, layout=layout).logp
         layout.free()
         if not micro_batch.updated or micro_batch.is_idle:
-            continue  # nothing was learned from it, or it is idle
+            continue
         assert rollouts.old_logp is not None
-        change = after - rollouts.old_logp
+        change = logp - rollouts.old_logp
         weight = rollouts.weight * objective.factor(rollouts.old_logp, rollouts)
-        push, counts = weight * rollouts.advantage, weight != 0
-        total[0] += torch.stack([push.abs()[change * push > 0].sum(), push.abs().sum()]).cpu()
-        # NaN, where the reward that decides failed, is neither right nor wrong.
-        judged = rollouts.spread(torch.tensor([value[row] for row in rollouts.row.tolist()], device=after.device))
-        for index, own in ((1, judged > RIGHT_ABOVE), (2, judged <= RIGHT_ABOVE)):
-            total[index] += torch.stack([change[counts & own].sum(), (counts & own).sum()]).cpu()
-    everyone = ranks.gather(total)
-    sums = sum(everyone[1:], everyone[0]).tolist()
+        push = weight * rollouts.advantage
+        totals[0] += torch.stack([push.abs()[change * push > 0].sum(), push.abs().sum()]).cpu()
+        # NaN, where the grader failed, is neither right nor wrong.
+        grade = rollouts.spread(torch.tensor([value[row] for row in rollouts.row.tolist()], device=logp.device))
+        for total, has_grade in zip(totals[1:], (grade > RIGHT_ABOVE, grade <= RIGHT_ABOVE), strict=True):
+            counts = (weight != 0) & has_grade
+            total += torch.stack([change[counts].sum(), counts.sum()]).cpu()
+    totals_by_rank = ranks.gather(totals)
+    sums = sum(totals_by_rank[1:], totals_by_rank[0]).tolist()
     return {name: total / count for name, (total, count) in zip(METRICS, sums, strict=True) if count}

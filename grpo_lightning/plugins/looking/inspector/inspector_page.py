@@ -27,6 +27,7 @@ SCRIPTS = [
 ]
 """The scripts in assets/, in the order in which they are joined."""
 NUM_POINTS = 300
+"""The most points of a curve in the page."""
 CURVES = {
     "reward": "reward/mean",
     "validation": "",
@@ -36,26 +37,32 @@ CURVES = {
     "clipped": "policy/clip_low + policy/clip_high",
     "entropy": "policy/entropy",
 }
-"""The page's curves in their order, and the scalar that each shows; that of validation has the run's k in its name."""
+"""The page's curves in their order, and the scalar that each shows; the scalar of validation has k in its name."""
 
 
 @dataclass(slots=True)
 class RunData:
-    """What the page shows of a run."""
+    """The data of a run that the page shows."""
 
     name: str
-    steps: dict[int, list[str]]  # by number, the lines of JSON of each readable record: the step, then its groups
+    """The name of the run's folder."""
+    steps: dict[int, list[str]]
+    """By step, the lines of JSON of each readable record: the step, then its groups."""
     curves: dict[str, list[tuple[int, float]]]
+    """By the caption of a curve, (x, value) of its points."""
     metrics: dict[str, str]
+    """By the caption of a curve, the name of the scalar that it shows."""
     notes: list[str]
+    """A sentence for each file that cannot be read, for what was left out, and for changed options."""
 
     @classmethod
     def read(cls, folder: Path, max_bytes: float = math.inf) -> "RunData":
-        """The curves and records in a run's folder; of the records as many, evenly spread, as fit into `max_bytes`.
+        """Reads the curves of a run, and as many of its records, evenly spread, as fit into `max_bytes`.
 
         The last record is always read. A broken file is left out, and a note says so.
         """
-        name, steps = folder.resolve().name, dict[int, list[str]]()
+        name = folder.resolve().name
+        steps: dict[int, list[str]] = {}
         starts = starts_of(folder, read_config(folder / "config.yaml") or {})
         notes = [f"{name} {change}." for change in changes_of(starts)]
         all_files = recorded(folder)
@@ -77,12 +84,12 @@ class RunData:
 
 
 def size_of(file: Path) -> int:
-    """The bytes of a record in the page, about."""
+    """Returns about how many bytes a record takes in the page."""
     return file.stat().st_size if file.is_file() else 0
 
 
 def fitting(files: Sequence[Path], sizes: Sequence[int], max_bytes: float) -> list[Path]:
-    """As many of the files, evenly spread, as have at most `max_bytes` together; at least the last."""
+    """Returns as many files, evenly spread, as have at most `max_bytes` together; at least the last file."""
 
     def fits(num_left_out: int) -> bool:
         return sum(evenly(sizes, len(sizes) - num_left_out)) <= max_bytes
@@ -92,40 +99,42 @@ def fitting(files: Sequence[Path], sizes: Sequence[int], max_bytes: float) -> li
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` of the items, evenly spread: the last, and if there are two or more the first."""
+    """Returns `count` of the items, evenly spread: the last, and if there are two or more the first."""
     if count == 1:
         return [items[-1]]
     return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
 def curves_of(scalars: Scalars) -> tuple[dict[str, list[tuple[int, float]]], dict[str, str]]:
-    """The page's curves of a run, and the names of the scalars that they show.
+    """Returns the page's curves of a run, and the names of the scalars that they show.
 
-    They are those that are not always 0, with four figures and at most NUM_POINTS finite points, evenly spread.
+    A scalar that is always 0 has no curve. Values have four figures; of more than NUM_POINTS finite points an evenly
+    spread selection is left.
     """
     names = CURVES | {"validation": next(iter(validation_names(scalars)), "")}
     low, high = (dict(scalars.get(f"policy/clip_{side}", [])) for side in ("low", "high"))
     clipped = [(step, low.get(step, 0.0) + high.get(step, 0.0)) for step in sorted({*low, *high})]
-    found = {}
+    curves = {}
     for name, key in names.items():
         points = clipped if name == "clipped" else scalars.get(key, [])
         if any(value for _, value in points):
             finite = [(step, float(f"{value:.4g}")) for step, value in points if abs(value) < float("inf")]
-            found[name] = evenly(finite, NUM_POINTS) if len(finite) > NUM_POINTS else finite
-    return found, names
+            curves[name] = evenly(finite, NUM_POINTS) if len(finite) > NUM_POINTS else finite
+    return curves, names
 
 
 def build(runs: Sequence[RunData]) -> str:
-    """The page of a run, or of two to compare: HTML with everything in it."""
+    """Returns the page of a run, or of two to compare: HTML with everything in it."""
     style = (ASSETS / "style.css").read_text(encoding="utf-8")
     scripts = [(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = "\n".join(['(() => {\n"use strict";', *scripts, "})();"])
-    shown = [
-        {"name": one.name, "steps": [{"step": n} for n in one.steps], "curves": one.curves, "metrics": one.metrics}
-        for one in runs
+    heads = [
+        {"name": run.name, "steps": [{"step": n} for n in run.steps], "curves": run.curves, "metrics": run.metrics}
+        for run in runs
     ]
-    about = {"runs": shown, "notes": [note for run in runs for note in run.notes]}
-    data = [data_block("page", json.dumps(about, ensure_ascii=False))]
+    page = {"runs": heads, "notes": [note for run in runs for note in run.notes]}
+    # The browser decodes a step when it is first looked at, so each has an element.
+    data = [data_block("page", json.dumps(page, ensure_ascii=False))]
     for index, run in enumerate(runs):
         data += [data_block(f"step-{index}-{step}", f"[{','.join(lines)}]") for step, lines in run.steps.items()]
     # This style and this script alone, and no request to anywhere.
@@ -138,10 +147,10 @@ def build(runs: Sequence[RunData]) -> str:
 
 
 def data_block(name: str, text: str) -> str:
-    """JSON in an element that no browser runs. No `<` is left in it, so nothing in it can end the element."""
+    """Returns JSON in an element that no browser runs. It has no `<`, so nothing in it can end the element."""
     # A half of a pair of surrogates is no UTF-8: it becomes its escape.
-    whole = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    safe = whole.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    valid = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    safe = valid.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return f'<script type="application/json" id="{escape(name)}">{safe}</script>'
 
 
@@ -152,7 +161,7 @@ def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.
     bytes_per_byte = max_mb * 1e6 / max(sum(sizes), 1)
     runs = [RunData.read(folder, size * bytes_per_byte) for folder, size in zip(folders, sizes, strict=True)]
     write_page(out, build(runs))
-    return [note for one in runs for note in one.notes]
+    return [note for run_data in runs for note in run_data.notes]
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -168,10 +177,10 @@ def main(args: Sequence[str] | None = None) -> int:
     add("--compare", type=Path, metavar="RUN2", help="a second run, to see the same prompts side by side")
     limit = "most megabytes of records; beyond it steps are left out, evenly (default: 25)"
     add("--max_mb", type=float, default=25.0, metavar="MB", help=limit)
-    given = parser.parse_args(args)
-    out = given.out or given.run / PAGE
-    at_least("max_mb", given.max_mb, 0)
+    options = parser.parse_args(args)
+    out = options.out or options.run / PAGE
+    at_least("max_mb", options.max_mb, 0)
     check_out(out, PAGE)
-    notes = write(given.run, out, given.compare, given.max_mb)
+    notes = write(options.run, out, options.compare, options.max_mb)
     print(*notes, f"{out}: {out.stat().st_size / 1e6:.1f} MB; open it in a browser", sep="\n")
     return 0

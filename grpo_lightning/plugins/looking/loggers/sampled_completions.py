@@ -17,6 +17,7 @@ from grpo_lightning.training.evaluation import record
 from grpo_lightning.types import at_least
 
 FILE = "completions.jsonl"
+"""The file of the completions, in the folder of a run."""
 
 
 class SampledCompletions(Callback):
@@ -37,14 +38,14 @@ class SampledCompletions(Callback):
         self.num_groups = num_groups
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Removes from the file what a killed run wrote of steps that will be repeated."""
+        """Removes from the file the completions of steps that a resumed run repeats."""
         path = Path(trainer.default_root_dir) / FILE
         if trainer.is_global_zero and not disk.is_trial(trainer) and path.exists():
             # Not splitlines, which also splits at characters that a model may write inside a text.
-            *lines, rest = path.read_text(encoding="utf-8").split("\n")
-            kept = [line for line in lines if _step_of(line) <= trainer.current_epoch]
-            if rest or kept != lines:
-                disk.write_whole(path, "".join(line + "\n" for line in kept))
+            *lines, unfinished_line = path.read_text(encoding="utf-8").split("\n")
+            earlier_lines = [line for line in lines if _step_of(line) <= trainer.current_epoch]
+            if unfinished_line or earlier_lines != lines:
+                disk.write_whole(path, "".join(line + "\n" for line in earlier_lines))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes and shows the first groups of the step."""
@@ -54,21 +55,22 @@ class SampledCompletions(Callback):
         exploration = loop.current_step.exploration
         rows = range(min(self.num_groups * loop.group_size, len(exploration.samples)))
         step = trainer.current_epoch
-        found = [{"step": step + 1} | record(exploration.samples[row], exploration.scores, row) for row in rows]
+        records = [{"step": step + 1} | record(exploration.samples[row], exploration.scores, row) for row in rows]
         path = Path(trainer.default_root_dir) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # as JSON has lone surrogates
-            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
+            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in records))
         for logger in trainer.loggers:
             show(logger, as_table(exploration, rows), step)
-            draw: Any = getattr(getattr(logger, "experiment", None), "add_histogram", None)
-            if callable(draw):
-                draw("rollout/length", torch.tensor([len(sample.token_ids) for sample in exploration.samples]), step)
-                draw("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
+            add_histogram: Any = getattr(getattr(logger, "experiment", None), "add_histogram", None)
+            if callable(add_histogram):
+                lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
+                add_histogram("rollout/length", lengths, step)
+                add_histogram("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
 
 
 def _step_of(line: str) -> float:
-    """The step of a record; infinity for a line that is not a record."""
+    """Returns the step of a record; infinity for a line that is not a record."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -76,7 +78,7 @@ def _step_of(line: str) -> float:
 
 
 def show(logger: Any, table: list[list[str]], step: int) -> None:
-    """Hands completions to a logger that can show them: as a table, header first, or as one of Markdown."""
+    """Logs completions with a logger that can show them, as a table or as Markdown; the table's header comes first."""
     experiment: Any = getattr(logger, "experiment", None)
     if callable(getattr(logger, "log_table", None)):
         logger.log_table(key="completions", columns=table[0], data=table[1:], step=step)
@@ -87,7 +89,7 @@ def show(logger: Any, table: list[list[str]], step: int) -> None:
 
 
 class PredictionWriter(Callback):
-    """Writes what `grpo predict` finds, one completion per line.
+    """Writes the completions of `grpo predict` with their scores, one per line.
 
     Args:
         path: The file; relative to `trainer.default_root_dir`.
@@ -95,16 +97,17 @@ class PredictionWriter(Callback):
 
     def __init__(self, path: str = "predictions.jsonl") -> None:
         self.path = path
-        self._rows: list[tuple[int, dict[str, Any]]] = []  # each with the prompt's id
+        # Each with the id of its prompt.
+        self._rows: list[tuple[int, dict[str, Any]]] = []
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins with no completion."""
+        """Drops the completions of an earlier prediction."""
         self._rows = []
 
     def on_predict_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Adds the completions of a batch, of each prompt as many."""
+        """Adds the completions of a batch, which has as many of each prompt."""
         for index, row in enumerate(outputs):
             self._rows.append((batch.prompts[index * batch.num_real // len(outputs)].id, row))
 

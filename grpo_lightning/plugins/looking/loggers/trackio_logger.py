@@ -1,4 +1,4 @@
-"""A logger for Trackio, a dashboard on one's own machine that needs no account."""
+"""A logger for Trackio, a dashboard on the local machine that needs no account."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ class TrackioLogger(Logger):
     Args:
         project: The project that the run belongs to.
         save_dir: The folder of the run, whose path is the run's name. `grpo fit` gives `trainer.default_root_dir`.
-        space_id: A Space on the Hub that shows the project, `owner/name`; by default it stays on this machine.
+        space_id: A Space on the Hub that shows the project, `owner/name`; by default the project stays on this machine.
 
     A run that is resumed goes on under its name.
     """
@@ -29,7 +29,9 @@ class TrackioLogger(Logger):
             import trackio
         except ImportError as error:
             raise UsageError(f"TrackioLogger: {error}. Install it: python -m pip install trackio") from error
-        self._trackio, self._project, self._space_id = trackio, project, space_id
+        self._trackio = trackio
+        self._project = project
+        self._space_id = space_id
         self._folder = Path(save_dir or ".")
         self._run: Any = None
         self._early: list[tuple[dict[str, Any], int | None]] = []
@@ -46,14 +48,14 @@ class TrackioLogger(Logger):
 
     @property
     def address(self) -> str:
-        """Where the curves are: a Space, or a command that shows them."""
+        """The address of the curves: a Space, or a command that shows them."""
         if self._space_id:
             return f"https://huggingface.co/spaces/{self._space_id}"
         return f"trackio show --project {shlex.quote(self._project)}"
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Begins the run with its options: Trackio takes them only then, and no others after."""
+        """Starts the run with its options: Trackio takes options only at the start."""
         if self._run is not None:
             return
         goes_on = (self._folder / "checkpoints").is_dir()
@@ -73,7 +75,7 @@ class TrackioLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs values at a step; those of the validation before the run wait for its options."""
+        """Logs values at a step; values of the validation before the first step wait until the run is started."""
         if self._run is None:
             self._early.append((dict(metrics), step))
         else:
@@ -86,7 +88,7 @@ class TrackioLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Ends the run; what is still to be written is written."""
+        """Ends the run, and writes values that still wait."""
         if self._early:
             self.log_hyperparams({})
         if self._run is not None:

@@ -1,4 +1,4 @@
-"""Runs found in folders, and put together to arms: runs that differ in nothing but the seed."""
+"""Finds runs in folders, and puts them together to arms: runs that differ in nothing but the seed."""
 
 import json
 import math
@@ -18,22 +18,28 @@ from grpo_lightning.types import UsageError, require
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its curves, and what it was configured with."""
+    """One run: its curves and its configuration."""
 
     folder: Path
+    """The run's folder."""
     scalars: Scalars
-    config: Config | None  # without seeds and folders; None: there is no config.yaml
-    seed: str  # `seed_everything`, or the folder's name where there is none
-    arm: str | None = None  # the arm that the folders name; None: the configuration tells
+    """The curves."""
+    config: Config | None
+    """The options, without seeds and folders; None if there is no config.yaml."""
+    seed: str
+    """`seed_everything`, or the folder's name if there is none."""
+    arm: str | None = None
+    """The name of the arm by the folders; None if the configuration decides."""
     changes: Sequence[str] = ()
+    """A text for each later start with other options."""
 
     @property
     def steps(self) -> int:
-        """Exploration steps that it has made."""
+        """Exploration steps that the run has made."""
         return 1 + max(points[-1][0] for points in self.scalars.values())
 
     def total(self, name: str) -> float:
-        """The sum of a scalar over the steps."""
+        """Returns the sum of a scalar over the steps."""
         return math.fsum(value for _, value in self.scalars.get(name, []) if math.isfinite(value))
 
 
@@ -42,10 +48,12 @@ class Arm:
     """Runs that differ in nothing but the seed."""
 
     name: str
+    """The arm's name, from its folders."""
     runs: dict[str, Run]
+    """The runs by seed."""
 
     def shown(self, key: str) -> str:
-        """The value of a key, or those of its runs where they differ; a dash where a run does not have it."""
+        """Returns the value of a key, or the values of the runs if they differ; a dash for a run without the key."""
         return " / ".join(dict.fromkeys(configs.value_of(run.config or {}, key) for run in self.runs.values()))
 
 
@@ -54,7 +62,7 @@ def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
 
     An argument is a run's folder, or one that holds runs: `arm/seed`, or `experiment/arm/seed`.
     """
-    found: dict[Path, Run] = {}
+    run_by_folder: dict[Path, Run] = {}
     for argument in map(Path, arguments):
         folders = run_folders(argument)
         depth = len(folders[0].relative_to(argument).parts)
@@ -62,12 +70,12 @@ def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
         if depth == 1 and len(runs) > 1 and all(run.config == runs[0].config for run in runs) and not _repeats(runs):
             runs = [replace(run, arm=argument.resolve().name) for run in runs]
         for run in runs:
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+            run_by_folder.setdefault(run.folder.resolve(), run)
+    return list(run_by_folder.values())
 
 
 def run_folders(argument: Path) -> list[Path]:
-    """The folder itself if it is a run's; otherwise the runs in it, or in its folders."""
+    """Returns the folder itself if it is a run's; otherwise the runs in it, or in its folders."""
     require(argument.is_dir(), f"{argument}: there is no such folder. Give that of a run, or one that holds runs")
     for below in ("", "*/", "*/*/"):
         if files := [file for name in (EVENTS, TABLE) for file in whole_files(argument, below + name)]:
@@ -96,31 +104,35 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """Puts runs of equal configuration together, and names them as their folders do."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        own = run.folder.resolve() if run.config is None else json.dumps(run.config, sort_keys=True, default=str)
-        groups.setdefault(str(own if run.arm is None else run.folder.resolve().parent), []).append(run)
-    whole = [part for group in groups.values() for part in _split(group)]
+        key = str(run.folder.resolve())
+        if run.arm is not None:
+            key = str(run.folder.resolve().parent)
+        elif run.config is not None:
+            key = json.dumps(run.config, sort_keys=True, default=str)
+        groups.setdefault(key, []).append(run)
+    runs_of_arms = [arm_runs for group in groups.values() for arm_runs in _split(group)]
     return [
-        Arm(name, {run.seed: run for run in sorted(part, key=lambda run: _natural(run.seed))})
-        for name, part in zip(names(whole), whole, strict=True)
+        Arm(name, {run.seed: run for run in sorted(arm_runs, key=lambda run: _natural(run.seed))})
+        for name, arm_runs in zip(names(runs_of_arms), runs_of_arms, strict=True)
     ]
 
 
 def names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """A clear name of each group of runs: that of the folder around them, or of the first where others share that."""
+    """Returns a clear name of each group of runs: its common folder, or its first run if groups share a folder."""
     folders = [Path(os.path.commonpath([run.folder.resolve() for run in group])) for group in groups]
     if len({*folders}) < len(folders):
         folders = [group[0].folder.resolve() for group in groups]
-    # The fewest last parts of each folder that tell it from the others.
+    # The fewest last names of each path that tell it from the others.
     count = next(n for n in count_from(1) if len({folder.parts[-n:] for folder in folders}) == len({*folders}))
     short = ["/".join(folder.parts[-count:]) for folder in folders]
-    found = [group[0].arm or name for group, name in zip(groups, short, strict=True)]
-    return [name if found.count(name) == 1 else whole for name, whole in zip(found, short, strict=True)]
+    arm_names = [group[0].arm or path for group, path in zip(groups, short, strict=True)]
+    return [name if arm_names.count(name) == 1 else path for name, path in zip(arm_names, short, strict=True)]
 
 
 def _split(group: list[Run]) -> list[list[Run]]:
-    """The group, or where a seed repeats its parts by folder; where it repeats even there, run by run.
+    """Returns the group; if a seed repeats, the group by folder; and if it repeats even there, each run alone.
 
-    Where the folders name the arm they name the seeds too.
+    Folders that name the arm name the seeds too.
     """
     if not _repeats(group):
         return [group]
@@ -129,7 +141,10 @@ def _split(group: list[Run]) -> list[list[Run]]:
     by_folder: dict[Path, list[Run]] = {}
     for run in group:
         by_folder.setdefault(run.folder.resolve().parent, []).append(run)
-    return [part for runs in by_folder.values() for part in ([[run] for run in runs] if _repeats(runs) else [runs])]
+    groups: list[list[Run]] = []
+    for runs in by_folder.values():
+        groups += [[run] for run in runs] if _repeats(runs) else [runs]
+    return groups
 
 
 def _repeats(runs: Sequence[Run]) -> bool:
@@ -137,5 +152,5 @@ def _repeats(runs: Sequence[Run]) -> bool:
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    """A key that sorts 9 before 10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+    """Returns a key that sorts 9 before 10."""
+    return [(0, int(word), "") if word.isdecimal() else (1, 0, word) for word in re.split(r"(\d+)", text) if word]

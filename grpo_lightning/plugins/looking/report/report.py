@@ -4,7 +4,7 @@
     grpo report runs/plain/0 runs/plain/1 runs/dapo/0     runs; those that differ in the seed alone are one arm
     grpo report runs/does_kl_matter -o kl.html            a folder of arms, which hold a folder per seed
 
-The page shows the curves and the differences to the first arm given, with intervals over the seeds, what the
+The page shows the curves and the differences to the first arm, with intervals over the seeds, what the
 configurations differ in, and links to the pages of `grpo inspect` that lie in the runs' folders.
 """
 
@@ -45,17 +45,20 @@ from grpo_lightning.types import UsageError, require
 PAGE = "report.html"
 DEFAULTS = ("reward/mean", "rollout/length_mean", "policy/entropy", "policy/kl_ref", "time/step")
 
-MOST_STEPS = 200  # a curve with more points is drawn with so many at most, each the mean of several steps
+MOST_STEPS = 200
+"""The most points of a curve; a longer curve has means of several steps."""
 MANY_ROWS = 30
-NUM_COLORS = 7  # colours in the style; further arms repeat them with dashes
+"""From more differing keys than these on, their table is folded."""
+NUM_COLORS = 7
+"""Colours in the style; further arms repeat them with dashes."""
 
 HEADS = {"last": "last value", "mean": "mean of the curve"}
-"""The columns' heads by statistic; that of a threshold is `reached after`."""
+"""The columns' heads by statistic; the head for a threshold is `reached after`."""
 
 MEANINGS = {
-    r"val/avg@\d+": "validation, sampled answers: {judged}",
+    r"val/avg@\d+": "validation, sampled answers: {measure}",
     r"val/[\w-]+/avg@\d+": "a validation of its own, sampled answers",
-    r"val/greedy": "validation, greedy answers: {judged}",
+    r"val/greedy": "validation, greedy answers: {measure}",
     r"reward/mean": "total reward, averaged over the completions of a step",
     r"rollout/length_mean": "tokens per completion",
     r"policy/entropy": "nats per token, at the sampling temperature",
@@ -70,10 +73,15 @@ class Report:
     """Arms, what to show of them, and where the page will be."""
 
     title: str
-    arms: list[Arm]  # the first is what the others are compared with
+    """The head of the page."""
+    arms: list[Arm]
+    """The arms; the others are compared with the first."""
     metrics: list[Metric]
+    """The columns of the tables."""
     axes: Sequence[str]
-    folder: Path  # the page's; links are relative to it
+    """Keys of `AXES`, each for a set of curves and a table."""
+    folder: Path
+    """The folder of the page, which links are relative to."""
 
     @property
     def runs(self) -> list[Run]:
@@ -86,7 +94,7 @@ class Report:
         return [run.config for run in self.runs if run.config is not None]
 
     def html(self) -> str:
-        """The whole page."""
+        """Returns the page."""
         style = filled("report.css", num_arms=len(self.arms), num_colors=NUM_COLORS)
         return filled(
             "report.html",
@@ -94,56 +102,71 @@ class Report:
             source=source_of(style),
             style=style,
             made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by grpo_lightning {grpo_lightning.__version__}",
-            parts=[self._axis(axis) for axis in self.axes],
+            axes=[self._axis(axis) for axis in self.axes],
             constants={"enough": ENOUGH, "num_colors": NUM_COLORS, "many_rows": MANY_ROWS},
             functions={"shown": comparison.shown, "interval": with_interval},
         )
 
     def notes(self) -> list[str]:
-        """Facts that a reader should know before trusting the numbers."""
-        runs, (base, *others) = self.runs, self.arms
+        """Returns facts that a reader should know before trusting the numbers, a text each."""
+        runs = self.runs
+        base, *compared_arms = self.arms
         graders = {arm.name: grader_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
-        found = [text] if (text := warning(graders)) else []
+        notes = [text] if (text := warning(graders)) else []
         few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
         if few and len(runs) > 1:
-            text = "No interval is drawn, and the seeds alone may make the difference"
-            found.append(f"fewer than {ENOUGH} seeds: {few}. {text}")
-        found += [f"{run.folder} {change}" for run in runs for change in run.changes]
-        most, text = max(run.steps for run in runs), "last values and means compare up to there"
-        found += [f"{run.folder} has {run.steps} of {most} steps: {text}" for run in runs if run.steps < most]
+            notes.append(
+                f"fewer than {ENOUGH} seeds: {few}. No interval is drawn, and the seeds alone may make the difference"
+            )
+        notes += [f"{run.folder} {change}" for run in runs for change in run.changes]
+        num_steps = max(run.steps for run in runs)
+        notes += [
+            f"{run.folder} has {run.steps} of {num_steps} steps: last values and means compare up to there"
+            for run in runs
+            if run.steps < num_steps
+        ]
         for arm in self.arms:
             if keys := differing([run.config for run in arm.runs.values() if run.config is not None] or [{}]):
-                found.append(f"the runs of {arm.name} differ in more than the seed: {', '.join(keys[:5])}")
-        strange = [arm.name for arm in others if not arm.runs.keys() & base.runs.keys()]
-        found += [f"{name} and {base.name} have no seed in common: no difference can be taken" for name in strange]
-        return found
+                notes.append(f"the runs of {arm.name} differ in more than the seed: {', '.join(keys[:5])}")
+        notes += [
+            f"{arm.name} and {base.name} have no seed in common: no difference can be taken"
+            for arm in compared_arms
+            if not arm.runs.keys() & base.runs.keys()
+        ]
+        return notes
 
     def differences(self) -> list[tuple[str, bool, list[str]]]:
-        """The keys that differ, whether each is due to another, and its values by arm."""
+        """Returns the keys that differ, whether each is due to another, and its values by arm."""
         keys = differing(self.configs or [{}]) if len(self.arms) > 1 else []
-        own = primary(keys, self.configs)
-        return [(key, key not in own, [arm.shown(key) for arm in self.arms]) for key in keys]
+        primary_keys = primary(keys, self.configs)
+        return [(key, key not in primary_keys, [arm.shown(key) for arm in self.arms]) for key in keys]
 
     def _axis(self, axis: str) -> dict[str, Any]:
-        """The figures and the tables along an axis, and how many differences are tested and marked there."""
+        """Returns the figures and the tables along an axis, and how many differences are tested and marked there."""
         arms = {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
-        found = {metric.name: comparison.curves(arms, metric.name, axis) for metric in self.metrics}
-        ends = [x for by_arm in found.values() for runs in by_arm.values() for of in runs.values() for x in of.x]
-        x_axis = XAxis(min(ends), max(ends), AXES[axis], axis in ("step", "update"))
+        curves = {metric.name: comparison.curves(arms, metric.name, axis) for metric in self.metrics}
+        all_x = [
+            x
+            for by_arm in curves.values()
+            for by_seed in by_arm.values()
+            for curve in by_seed.values()
+            for x in curve.x
+        ]
+        x_axis = XAxis(min(all_x), max(all_x), AXES[axis], axis in ("step", "update"))
         table = comparison.compare(arms, self.metrics, axis)
         differences = [cell.difference for cells in table.cells.values() for cell in cells]
-        tested = [one for one in differences if one is not None and math.isfinite(one.half)]
+        tested = [difference for difference in differences if difference and math.isfinite(difference.half)]
         return {
             "over": AXES[axis],
-            "figures": [self._figure(name, by_arm, x_axis) for name, by_arm in found.items()],
+            "figures": [self._figure(name, by_arm, x_axis) for name, by_arm in curves.items()],
             "tested": len(tested),
-            "marked": sum(one.excludes_zero for one in tested),
+            "marked": sum(difference.excludes_zero for difference in tested),
             "cells": table.cells,
             "blocks": [block for are in (False, True) if (block := self._block(table, are))[1]],
         }
 
     def _block(self, table: Table, are_thresholds: bool) -> tuple[list[str], list[tuple[str, str, dict[str, int]]]]:
-        """The heads of a table; per row its name, how far it was counted, and by head the index of its metric."""
+        """Returns the heads of a table, and per row its name, how far it counts, and by head its metric's index."""
         rows: dict[tuple[str, str], dict[str, int]] = {}
         for index, metric in enumerate(self.metrics):
             if metric.is_threshold == are_thresholds:
@@ -151,80 +174,83 @@ class Report:
                 until = "" if sign else f"up to {table.labels[index].rpartition(' ')[2]} "
                 head = HEADS.get(metric.statistic, "reached after")
                 rows.setdefault((metric.name + sign, until), {})[head] = index
-        heads = list(dict.fromkeys(head for of in rows.values() for head in of))
-        return heads, [(name, until, of) for (name, until), of in rows.items()]
+        heads = list(dict.fromkeys(head for index_by_head in rows.values() for head in index_by_head))
+        return heads, [(name, until, index_by_head) for (name, until), index_by_head in rows.items()]
 
     def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> tuple[str, str, Markup]:
-        """The name, the facts below it, and the chart, which is empty where no value is finite."""
-        steps = [of.step for runs in by_arm.values() for of in runs.values()]
-        is_long = any(len(of) > MOST_STEPS for of in steps)
-        width = math.ceil(max(of[-1] for of in steps) / MOST_STEPS) if is_long else 1
+        """Returns the name, the facts below it, and the chart, which is empty if no value is finite."""
+        steps = [curve.step for by_seed in by_arm.values() for curve in by_seed.values()]
+        is_long = any(len(curve_steps) > MOST_STEPS for curve_steps in steps)
+        width = math.ceil(max(curve_steps[-1] for curve_steps in steps) / MOST_STEPS) if is_long else 1
         series = [
-            series_of(i, arm, [comparison.coarsened(of, width) for of in runs.values()], axis.label)
-            for i, (arm, runs) in enumerate(by_arm.items())
+            series_of(i, arm, [comparison.coarsened(curve, width) for curve in by_seed.values()], axis.label)
+            for i, (arm, by_seed) in enumerate(by_arm.items())
         ]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
-        facts = [meaning.format(judged=measure(self.configs))]
-        facts += [f"a point per {width} steps, their mean"] if width > 1 else []
-        beside = re.sub(r"avg@\d+$", "ci95", name)
-        halves = [run.scalars[beside][-1][1] for run in self.runs if beside != name and beside in run.scalars]
-        facts += [f"± {max(halves):.3f} over questions at a run's end (95 %)"] if halves else []
-        drawn = Markup()
-        if any(any(one.points()) for one in series):
-            drawn = chart(series, f"{name} over {axis.label}", axis, lines)
+        facts = [meaning.format(measure=measure(self.configs))]
+        if width > 1:
+            facts.append(f"a point per {width} steps, their mean")
+        interval_name = re.sub(r"avg@\d+$", "ci95", name)
+        if interval_name != name:
+            halves = [run.scalars[interval_name][-1][1] for run in self.runs if interval_name in run.scalars]
+            facts += [f"± {max(halves):.3f} over questions at a run's end (95 %)"] if halves else []
+        svg = Markup()
+        if any(any(arm.points()) for arm in series):
+            svg = chart(series, f"{name} over {axis.label}", axis, lines)
             if cut := outside(series, lines):
                 ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
                 facts.append(f"{counted(len(cut), 'value')} outside: {ends}")
-        return name, "; ".join(filter(None, facts)), drawn
+        return name, "; ".join(filter(None, facts)), svg
 
     def link(self, run: Run) -> str:
-        """The inspector's page of a run, from this one; empty where there is none."""
+        """Returns the inspector's page of a run, relative to this page; empty if there is none."""
         page = run.folder / INSPECTOR
         return quote(os.fsencode(os.path.relpath(page.resolve(), self.folder))) if page.is_file() else ""
 
 
-def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> Series:
-    """The lines and bands of one arm."""
-    pieces = groupby(comparison.means(found), lambda point: point[1].n == len(found))
-    whole = [[*piece] for has_all_seeds, piece in pieces if has_all_seeds]
-    bands = [piece for piece in whole if len(piece) > 1 and len(found) >= ENOUGH]
+def series_of(number: int, name: str, curves: Sequence[Curve], x_label: str) -> Series:
+    """Returns the lines and bands of one arm from a curve per seed."""
+    # The mean is drawn where all seeds have a value.
+    pieces = groupby(comparison.means(curves), lambda point: point[1].n == len(curves))
+    complete = [[*piece] for has_all_seeds, piece in pieces if has_all_seeds]
+    bands = [piece for piece in complete if len(piece) > 1 and len(curves) >= ENOUGH]
     return Series(
         name,
         number,
-        mean=[[(x, y.mean) for x, y in piece] for piece in whole],
+        mean=[[(x, y.mean) for x, y in piece] for piece in complete],
         band=[[(x, y.mean - y.half, y.mean + y.half) for x, y in piece] for piece in bands],
-        seeds=[_pieces(one) for one in found] if len(found) > 1 else [],
-        labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in whole for x, y in piece},
+        seeds=[_pieces(curve) for curve in curves] if len(curves) > 1 else [],
+        labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in complete for x, y in piece},
     )
 
 
-def _pieces(of: Curve) -> list[list[Point]]:
-    points = zip(of.x.tolist(), of.y.tolist(), strict=True)
+def _pieces(curve: Curve) -> list[list[Point]]:
+    points = zip(curve.x.tolist(), curve.y.tolist(), strict=True)
     return [[*piece] for is_finite, piece in groupby(points, lambda point: math.isfinite(point[1])) if is_finite]
 
 
 def metrics_of(texts: Sequence[str], logged: Sequence[str]) -> list[Metric]:
-    """The metrics of a command line, or those shown by default; a name alone stands for the last value and the mean."""
+    """Returns the metrics of a command line, or the default ones; a name alone means last value and mean."""
     validated = [name for name in logged if re.fullmatch(r"val/(greedy|([\w-]+/)?avg@\d+)", name)]
     default = [*validated, *(name for name in DEFAULTS if name in logged)]
     require(bool(texts or default), f"none of the default metrics is there, but {', '.join(logged)}. Give --metrics")
-    found: list[Metric] = []
+    metrics: list[Metric] = []
     for text in texts or default:
         metric = Metric.parse(text)
         if metric.name not in logged:
             fit = ", ".join((difflib.get_close_matches(metric.name, logged, 5, cutoff=0.4) or logged)[:5])
             raise UsageError(f"--metrics {text}: no run has logged {metric.name}. Give a logged one, such as {fit}")
-        found += [metric, Metric(metric.name, "mean")] if text == metric.name else [metric]
-    return list(dict.fromkeys(found))
+        metrics += [metric, Metric(metric.name, "mean")] if text == metric.name else [metric]
+    return list(dict.fromkeys(metrics))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the page and prints where it is; returns the exit code."""
-    head, _, rest = (__doc__ or "").partition("\n\n")
+    """Writes the page and prints where it is; returns the exit code."""
+    head, _, usage = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         "grpo report",
-        description=f"{head.partition(': ')[2].capitalize()}\n\n{rest}",
+        description=f"{head.partition(': ')[2].capitalize()}\n\n{usage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -13,14 +13,16 @@ import yaml
 from grpo_lightning.types import UsageError
 
 Config = dict[str, Any]
-"""Plain values by dotted key. A class stands under the key of what it fills, its arguments below."""
+"""Plain values by dotted key. A class stands under the key that it is the value of, its arguments below."""
+
+RENAMED = re.compile(r"(\bvalidations?\b[\w.]*)\.judge\b|\.labeller\b")
+"""The keys that version 0.2 had for `grader`."""
 
 IGNORED = {
     *("seed_everything", "loop.seed", "data.seed", "trainer.default_root_dir", "ckpt_path", "config"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "memory.show"),
 }
-"""Keys in which the runs of one arm may differ: seeds, folders, and what changes the console alone."""
-
+"""Keys in which the runs of one arm may differ: seeds, folders, and options that change the console alone."""
 
 SECRET = re.compile(r"(?i)token|(\w*[_-])?(api_?key|password|passwd|secret|authorization|(access|auth|hf)_?token)")
 """Keys whose values no page, card or logger shows."""
@@ -29,7 +31,7 @@ PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def without_secrets(value: Any) -> Any:
-    """A configuration with `***` in place of keys and passwords: pages and model cards are for others to read."""
+    """Returns a configuration with `***` in place of keys and passwords, for pages and model cards that others read."""
     if isinstance(value, Mapping):
         return {
             name: "***" if isinstance(inner, str) and inner and SECRET.fullmatch(str(name)) else without_secrets(inner)
@@ -41,21 +43,21 @@ def without_secrets(value: Any) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """A run's config.yaml without its secrets; None if there is none."""
+    """Reads a run's config.yaml without its secrets; None if there is none."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        why = " ".join(str(error).split())
-        raise UsageError(f"{path}: it cannot be read ({why}). Fix it, or remove it to go by the folders") from error
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{path}: it cannot be read ({reason}). Fix it, or remove it to go by the folders") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path}: it holds no keys. Fix it, or remove it to go by the folders")
     return dict(without_secrets(config))
 
 
 def comparable(raw: dict[str, Any]) -> Config:
-    """The options in which the runs of one arm agree, with the run's own folder cut off its paths."""
+    """Returns the options in which the runs of one arm agree, with `RUN` for the run's folder in paths."""
     trainer = raw.get("trainer")
     root = str(trainer.get("default_root_dir") or "").rstrip("/") if isinstance(trainer, dict) else ""
 
@@ -69,47 +71,53 @@ def comparable(raw: dict[str, Any]) -> Config:
 
 
 def starts_of(folder: Path, newest: dict[str, Any]) -> list[tuple[int, Config]]:
-    """The options of a run's starts, and the last step with each, 0 for the newest, which goes on."""
+    """Returns the options of each start of a run, and the last step with them; 0 for the newest, which goes on."""
     return [(until, comparable(options)) for until, options in [*earlier(folder), (0, newest)]]
 
 
 def changes_of(starts: Sequence[tuple[int, Config]]) -> list[str]:
-    """The options that a run was started again with: `changed at step 5: lr 3e-4 → 1e-4`, a text per start."""
-    found = []
+    """Returns what each later start of a run changed, a text per start: `changed at step 5: lr 3e-4 → 1e-4`."""
+    changes = []
     for (until, old), (_, new) in pairwise(starts):
         keys = primary(changed(old, new), [old, new])
         texts = ", ".join(f"{key} {value_of(old, key)} → {value_of(new, key)}" for key in keys)
-        found += [f"changed at step {until + 1}: {texts}"] if keys else []
-    return found
+        if keys:
+            changes.append(f"changed at step {until + 1}: {texts}")
+    return changes
 
 
 def flat(value: Any, key: str = "") -> Config:
-    """Plain values by dotted key: `model.optimizer: AdamW`, `model.optimizer.lr: 0.1`; parts of lists by index."""
-    if isinstance(value, Mapping):
-        found: Config = {}
-        for name, inner in value.items():
-            if name == "class_path" and key:
-                found[key] = str(inner).removeprefix("grpo_lightning.")
-            else:
-                is_own = name in ("init_args", "dict_kwargs") and "class_path" in value
-                found |= flat(inner, key if is_own else f"{key}.{name}" if key else str(name))
-        return found
+    """Returns plain values by dotted key: `model.optimizer: AdamW`, `model.optimizer.lr: 0.1`; list items by index.
+
+    Options of version 0.2 have their new names.
+    """
     if isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
-        return {name: one for i, inner in enumerate(value) for name, one in flat(inner, f"{key}.{i}").items()}
-    return {key: value}
+        value = dict(enumerate(value))
+    key = RENAMED.sub(r"\1.grader", key)
+    if not isinstance(value, Mapping):
+        return {key: value}
+    options: Config = {}
+    for name, inner in value.items():
+        if name == "class_path" and key:
+            options[key] = str(inner).removeprefix("grpo_lightning.")
+        else:
+            # Arguments stand directly below the key that holds their class.
+            are_arguments = name in ("init_args", "dict_kwargs") and "class_path" in value
+            options |= flat(inner, key if are_arguments else f"{key}.{name}" if key else str(name))
+    return options
 
 
 def primary(keys: Sequence[str], configs: Sequence[Config]) -> list[str]:
-    """The differences that are not due to another: the arguments of a class that differs are left out."""
+    """Returns the keys whose difference is not due to another: arguments of a class that differs are left out."""
     return [
         key
         for key in keys
-        if not any(key.startswith(f"{other}.") for other in keys) or all(key in config for config in configs)
+        if not any(key.startswith(f"{parent}.") for parent in keys) or all(key in config for config in configs)
     ]
 
 
 def shown(value: Any) -> str:
-    """A value of a configuration in a few characters."""
+    """Returns a value of a configuration in a few characters."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
@@ -123,31 +131,33 @@ def shown(value: Any) -> str:
 
 
 UNTIL = "# until step "
-"""How an earlier configuration begins: which step, from 1, was the last with it."""
+"""The beginning of an earlier configuration, before the last step with it, counted from 1."""
 
 CHANGES_NOTHING = {"ckpt_path", "steps", "trainer.max_epochs", "trainer.max_time", "trainer.default_root_dir"}
-"""Options that a run goes on with others of, and stays the same run."""
+"""Options that may change when a run goes on, which stays the same run."""
 
 
 def earlier_files(run: Path) -> list[tuple[int, Path]]:
-    """The earlier configurations in the order of their numbers, and the last step of each."""
+    """Returns the earlier configurations in the order of their numbers, and the last step of each."""
     numbered = {int(file.suffixes[0][1:]): file for file in run.glob("config.*.yaml") if file.suffixes[0][1:].isdigit()}
     heads = [(file.read_text(encoding="utf-8").partition("\n")[0], file) for _, file in sorted(numbered.items())]
     return [(int(head.removeprefix(UNTIL)), file) for head, file in heads if head.startswith(UNTIL)]
 
 
 def earlier(run: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The earlier configurations that steps were made with, and the last step of each, rising."""
-    found: list[tuple[int, dict[str, Any]]] = []
+    """Reads the earlier configurations that steps were made with, and the last step of each, rising."""
+    starts: list[tuple[int, dict[str, Any]]] = []
     for until, file in earlier_files(run):
         with suppress(yaml.YAMLError):  # edited by hand
             options = without_secrets(yaml.safe_load(file.read_text(encoding="utf-8")))
-            found += [(until, options)] if until > (found[-1][0] if found else 0) and isinstance(options, dict) else []
-    return found
+            previous_until = starts[-1][0] if starts else 0
+            if until > previous_until and isinstance(options, dict):
+                starts.append((until, options))
+    return starts
 
 
 def merged(starts: Sequence[tuple[int, Config]], shown: Callable[[Any], str] = shown) -> dict[str, Any]:
-    """The newest options of the `starts`; a value that was another one before is `0.0003 → 0.0001 at step 5`."""
+    """Returns the newest options of the `starts`; a value that has changed is `0.0003 → 0.0001 at step 5`."""
     texts: dict[str, str] = {}
     for (until, old), (_, new) in pairwise(starts):
         for key in changed(old, new):
@@ -157,17 +167,17 @@ def merged(starts: Sequence[tuple[int, Config]], shown: Callable[[Any], str] = s
 
 
 def value_of(options: Config, key: str, shown: Callable[[Any], str] = shown) -> str:
-    """The value of an option as text; a dash where it is not there."""
+    """Returns the value of an option as text; a dash if it is absent."""
     return shown(options[key]) if key in options else "–"
 
 
 def changed(old: Config, new: Config) -> list[str]:
-    """The keys whose values differ, but for those of the run's length and folder."""
+    """Returns the keys whose values differ, except those of the run's length and folder."""
     return [key for key in differing([old, new]) if key not in CHANGES_NOTHING]
 
 
 def differing(configs: Sequence[Config]) -> list[str]:
-    """The keys whose values are not the same in all, in their order."""
+    """Returns the keys whose values are not the same in all configurations, in their order."""
     keys = dict.fromkeys(key for config in configs for key in config)
-    missing = object()
-    return [key for key in keys if any(config.get(key, missing) != configs[0].get(key, missing) for config in configs)]
+    absent = object()
+    return [key for key in keys if any(config.get(key, absent) != configs[0].get(key, absent) for config in configs)]

@@ -74,9 +74,7 @@ LEARNS = [
 
 
 @pytest.mark.usefixtures("trained")
-def test_it_has_the_runs_log_probs_bit_for_bit_without_this_package_and_is_a_policy_to_train_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_reproduces_log_probs_without_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("out.partial").mkdir()  # what an export that was killed left
     Path("out.partial", "model.safetensors").write_bytes(b"half")
     Path("out").mkdir()  # an empty folder is as good as none

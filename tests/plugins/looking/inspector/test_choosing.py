@@ -23,8 +23,8 @@ GROUPS = [
 
 def test_one_of_each_role() -> None:
     choice = Choice.from_groups(GROUPS, 4)
-    assert choice.taken == {7: "mixed", 1: "worst", 4: "best"}  # 1 before 2: the lower id of equal ones
-    assert choice.pushed == [3, 5] and choice.num_moved == 1  # twice as many as there are turns
+    assert choice.role_by_id == {7: "mixed", 1: "worst", 4: "best"}  # 1 before 2: the lower id of equal ones
+    assert choice.pushed_ids == [3, 5] and choice.num_moved == 1  # twice as many as there are turns
     assert choice.roles({7: 0.2, 1: 0.0, 4: 0.1, 3: 0.3, 5: 0.5}) == {
         7: ["mixed"],
         5: ["moved"],
@@ -42,8 +42,8 @@ def test_one_of_each_role() -> None:
 
 def test_more_than_four_take_turns_without_doubles() -> None:
     choice = Choice.from_groups(GROUPS, 6)
-    assert choice.taken == {7: "mixed", 1: "worst", 4: "best", 3: "mixed"}
-    assert choice.num_moved == 2 and choice.pushed == [5, 9, 2]
+    assert choice.role_by_id == {7: "mixed", 1: "worst", 4: "best", 3: "mixed"}
+    assert choice.num_moved == 2 and choice.pushed_ids == [5, 9, 2]
     movement = dict.fromkeys(choice.prompt_ids, 0.0) | {9: 0.1}
     assert choice.roles(movement) == {7: ["mixed"], 3: ["mixed"], 9: ["moved"], 2: ["moved"], 1: ["worst"], 4: ["best"]}
 

@@ -86,7 +86,7 @@ def test_without_a_grader_the_bound_is_said(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.text.count("what is right in training is decided by brief: reward > 0.5") == 1
     assert "length, right and wrong by brief: reward > 0.5" in titles(tmp_path)
     pages = RunData.read(tmp_path).steps
-    assert all('"judge": "brief: reward > 0.5"' in line for _, *groups in pages.values() for line in groups)
+    assert all('"grader": "brief: reward > 0.5"' in line for _, *groups in pages.values() for line in groups)
     # The record itself has the name by which `scores` has the value.
     assert {one.grader for record in read(tmp_path) for one in completions_of(record)} == {"brief"}
 
@@ -94,7 +94,7 @@ def test_without_a_grader_the_bound_is_said(tmp_path: Path, caplog: pytest.LogCa
 def test_a_reward_of_0_and_1_needs_no_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(tmp_path / "own", [inspector()], rewards=[HasDigit()])
     assert "reward > 0.5" not in caplog.text
-    assert '"judge": "has_digit"' in RunData.read(tmp_path / "own").steps[3][1]
+    assert '"grader": "has_digit"' in RunData.read(tmp_path / "own").steps[3][1]
     fit(tmp_path / "known", [FirstLook()], rewards=[MathVerifier()], trainer={"max_epochs": 1})
     assert "length, right and wrong by math_verifier" in titles(tmp_path / "known")
 
@@ -103,7 +103,7 @@ def test_a_reward_of_0_and_1_needs_no_bound(tmp_path: Path, caplog: pytest.LogCa
     ("values", "caption"),
     [((0.0, 1.0, None), "brief"), ((0.8, 0.2, None), "brief: reward > 0.5"), ((0.0, 0.3, 1.0), "brief: reward > 0.5")],
 )
-def test_records_of_earlier_versions_say_what_was_taken_for_right(
+def test_old_records_say_what_was_taken_for_right(
     tmp_path: Path, values: tuple[float | None, ...], caption: str
 ) -> None:
     completions = [
@@ -115,4 +115,4 @@ def test_records_of_earlier_versions_say_what_was_taken_for_right(
     nameless = completion_of(plain_tokens(["a"]))
     write_records(tmp_path, [step_of([group_of([], completions=[*completions, nameless])])])
     lines = RunData.read(tmp_path).steps[10]
-    assert [one["judge"] for one in json.loads(lines[1])["completions"]] == [caption] * 3 + [""]
+    assert [completion["grader"] for completion in json.loads(lines[1])["completions"]] == [caption] * 3 + [""]

@@ -9,7 +9,7 @@ from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
 from grpo_lightning.command.overview import answer
 from grpo_lightning.plugins.looking.inspector.inspector_page import NUM_POINTS, RunData, build, curves_of, fitting, main
-from grpo_lightning.plugins.looking.inspector.record import path_of, read
+from grpo_lightning.plugins.looking.inspector.record import FORMAT, path_of, read
 from grpo_lightning.types import UsageError
 
 
@@ -53,6 +53,25 @@ def test_a_small_limit_thins_the_steps_evenly(tmp_path: Path, capsys: pytest.Cap
     assert "cannot be read" not in capsys.readouterr().out
     assert main([str(run), "--max_mb", "0"]) == 0
     assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-11"]
+
+
+def test_a_record_of_version_0_2_has_the_new_names(tmp_path: Path) -> None:
+    """A completion of `configs/tools_calculator.yaml`: 12 sampled tokens, 8 of the tool's answer, 8 sampled tokens."""
+    old_record = Path(__file__).with_name("record_of_0_2.jsonl").read_text(encoding="utf-8")
+    assert '"format": 1' in old_record and '"judge": ' in old_record and '"given": ' in old_record
+    path = path_of(tmp_path, 2)
+    path.parent.mkdir()
+    path.write_text(old_record, encoding="utf-8")
+    (record,) = read(tmp_path)
+    (completion,) = record.groups[0].completions
+    assert record.format == FORMAT and completion.grader == "math_verifier"
+    assert completion.tokens.context is not None
+    assert completion.tokens.context.tolist() == [False] * 12 + [True] * 8 + [False] * 8
+    assert main([str(tmp_path)]) == 0
+    head, group = blocks(tmp_path / "inspect.html")["step-0-2"]  # type: ignore[misc]
+    (shown,) = group["completions"]
+    assert head["format"] == FORMAT and shown["grader"] == "math_verifier" and "judge" not in shown
+    assert "context" in shown["tokens"] and "given" not in shown["tokens"]
 
 
 class Counting(list[int]):
@@ -100,7 +119,7 @@ def test_mistakes_get_one_message(
 BROKEN = {
     "a step of another file": (0, '"step": 2', '"step": 3', "its name is not that of its step, step-000003.jsonl"),
     "a step that is text": (0, '"step": 2', '"step": "2"', ""),
-    "another format": (0, '"format": 1', '"format": 9', "its format is 9, not 1"),
+    "another format": (0, '"format": 2', '"format": 9', "its format is 9, not 2"),
     "no ids": (1, '"ids"', '"idz"', "'ids'"),
     "ids that are no base64": (1, '"ids": "', '"ids": "%', ""),
     "cut": (1, '"vocabulary"', '"voc\n', ""),

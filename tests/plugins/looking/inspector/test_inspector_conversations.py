@@ -107,11 +107,11 @@ def test_every_piece_has_its_turns_and_its_own_numbers(run: Path) -> None:
                 branches += talk.piece > 0
                 starts = [0, *(turn.end + 1 for turn in talk.turns)]
                 for start, turn in zip(starts, talk.turns, strict=False):
-                    drawn = tokens.drawn[start : turn.end + 1]
-                    assert drawn.all() if turn.role == "assistant" else not drawn.any()
+                    sampled = tokens.sampled[start : turn.end + 1]
+                    assert sampled.all() if turn.role == "assistant" else not sampled.any()
                     assert (turn.reward is not None) == (turn.role == "assistant")
                 assert talk.turns[0].role == ("history" if talk.piece else "assistant")
-                assert tokens.after_logp is not None and (np.isfinite(tokens.after_logp) == tokens.drawn).all()
+                assert tokens.after_logp is not None and (np.isfinite(tokens.after_logp) == tokens.sampled).all()
                 ends = [turn.end for turn in talk.turns if turn.role == "assistant"]
                 segments = one.segments["environment_reward"]
                 assert [end for end, _ in segments] == ends

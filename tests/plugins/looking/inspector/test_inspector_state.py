@@ -65,16 +65,14 @@ class Counting(NativeEngine):
 
 
 @pytest.mark.parametrize("validate_first", [True, False])
-def test_the_validation_before_the_first_step_answers_the_followed_prompts(
-    tmp_path: Path, validate_first: bool
-) -> None:
+def test_the_first_validation_answers_the_followed_prompts(tmp_path: Path, validate_first: bool) -> None:
     engine = Counting()
     trainer = {**FRESH, "check_val_every_n_epoch": 1}
     fit(tmp_path, [inspector(num_samples=2)], {"validate_first": validate_first}, trainer, engine=engine)
     records = read(tmp_path)
     assert [record.step for record in records] == [0, 1] and len(completions_of(records[0], "validation")) == 2 * 3
     evaluations = [call for call in engine.calls if call[0].step == 2**32 - 1]
-    # Greedy and drawn, before the first step and after it: nothing twice.
+    # Greedy and sampled, before the first step and after it: nothing twice.
     assert [temperature for _, temperature in evaluations] == [0.0, 1.0, 0.0, 1.0]
 
 
@@ -89,7 +87,7 @@ def test_the_validation_before_the_first_step_answers_the_followed_prompts(
         (Sampling(max_new_tokens=12, temperature=0.5), ValidationSampling(top_k=3), 0.5, False),
     ],
 )
-def test_followed_tokens_are_measured_at_the_temperature_they_were_drawn_at(
+def test_followed_tokens_are_measured_at_their_sampling_temperature(
     tmp_path: Path, sampling: Sampling, validation: ValidationSampling | None, temperature: float, is_known: bool
 ) -> None:
     options: dict[str, Any] = {

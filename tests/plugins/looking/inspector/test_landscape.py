@@ -66,8 +66,8 @@ def test_bounds_by_hand() -> None:
     assert found[0, 0].isnan() and found[1, 1].isnan() and found[2].isnan().all()
 
 
-def test_of_a_long_completion_the_tokens_that_are_pushed_most_have_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landscape, "MOST", 2 * 9 * 41)
+def test_in_a_long_completion_the_hardest_pushed_tokens_have_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landscape, "MAX_VALUES", 2 * 9 * 41)
     one, logp = completion(Own())
     push = torch.tensor([0.0, 5, 0, -7, 1, 0, 0, 0, 0])
     curve = curves(Objective(Own()), one, logp, push, logp)["curve"]
@@ -83,6 +83,6 @@ class Fussy(Surrogate):
         raise RuntimeError("not these")
 
 
-def test_a_surrogate_that_cannot_be_asked_has_no_curve() -> None:
+def test_a_surrogate_that_cannot_evaluate_copies_has_no_curve() -> None:
     one, logp = completion(Clipped())
     assert curves(Objective(Fussy()), one, logp, logp, logp) == {}

@@ -19,11 +19,11 @@ def talk(
 ) -> CompletionRecord:
     """A completion whose turns have a role, pieces of text and a reward; `more` sets fields of its conversation."""
     tokens = plain_tokens([piece for _, pieces, _ in turns for piece in pieces], seed)
-    given = np.array([role != OWN for role, pieces, _ in turns for _ in pieces])
-    tokens.given = given.astype(np.int8)
+    context = np.array([role != OWN for role, pieces, _ in turns for _ in pieces])
+    tokens.context = context
     for name in ("old_logp", "after_logp"):
         values = getattr(tokens, name)
-        values[given] = np.nan
+        values[context] = np.nan
     ends = np.cumsum([len(pieces) for _, pieces, _ in turns]) - 1
     records = [TurnRecord(role, int(end), reward) for (role, _, reward), end in zip(turns, ends, strict=True)]
     record = ConversationRecord(piece, num_pieces, records, **more)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_what_an_environment_wrote_is_text(chromium: Browser, tmp_path: Path, te
         error=text,
     )
     chromium.open(page_of(tmp_path, [said]))
-    assert chromium.texts(".token.given") == [text, text] and chromium.texts(".message") == [text]
+    assert chromium.texts(".token.context") == [text, text] and chromium.texts(".message") == [text]
     assert chromium.texts(".who")[1] == f"tool {text}" and chromium.texts(".who")[3] == text
     assert chromium.texts(".who")[5] == f"{text}, not read"
     assert chromium.evaluate("window.broken") is None

@@ -19,7 +19,7 @@ from grpo_lightning.training.board import RunCSVLogger
 
 @pytest.mark.whole
 @pytest.mark.parametrize("logger", [Board, RunCSVLogger])
-def test_a_run_that_goes_back_shows_nothing_of_the_steps_it_does_again(logger: Any, tmp_path: Path) -> None:
+def test_a_run_that_goes_back_shows_no_repeated_step_twice(logger: Any, tmp_path: Path) -> None:
     def go(steps: int, rate: float, resume: str | None = None) -> None:
         fit(
             tmp_path,

@@ -98,7 +98,7 @@ def test_completions_and_histograms_stand_where_the_steps_scalars_do(tmp_path: P
         assert means == pytest.approx({step: seen[metric][step] for step in (0, 2)})
 
 
-def test_completions_reach_every_logger_that_shows_text_and_always_a_file(tmp_path: Path) -> None:
+def test_completions_reach_the_file_and_every_logger_that_shows_text(tmp_path: Path) -> None:
     shown, board = Tables(), TensorBoardLogger(tmp_path / "several", name="", version="")
     loggers: dict[str, Any] = {"none": False, "several": [CSVLogger(tmp_path / "several"), board, shown]}
     engine = ScriptedEngine(lambda request, text: f"{request.sample}ab")
@@ -211,7 +211,7 @@ def test_early_stopping_says_that_it_stopped_and_why(tmp_path: Path, caplog: pyt
 # The rest.
 
 
-def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> None:
+def test_an_answer_prefix_is_recorded(grpo: Grpo, tmp_path: Path) -> None:
     chat = tokenizer()
     chat.chat_template = TAGS
     chat.save_pretrained(tmp_path / "policy")

@@ -8,6 +8,7 @@ from helpers.curves import scalars, write
 from grpo_lightning.plugins.console.display.saved_config import differences
 from grpo_lightning.plugins.looking.report.arms import arms_of, read_runs
 from grpo_lightning.plugins.looking.run_files.run_configs import UNTIL, earlier, read_config, shown
+from grpo_lightning.plugins.looking.run_files.run_graders import grader_of
 from grpo_lightning.plugins.looking.run_files.run_scalars import EVENTS
 from grpo_lightning.types import UsageError
 
@@ -42,6 +43,19 @@ def test_neither_a_folder_nor_a_half_written_file_has_curves(tmp_path: Path) -> 
     file.rename(run / f"{file.name}.partial")  # its program was killed
     (run / EVENTS.replace("*", "0")).mkdir()
     assert read_runs([run])[0].scalars == expected
+
+
+def test_a_run_of_version_0_2_is_in_one_arm_with_a_new_one(tmp_path: Path):
+    grader = {"class_path": "grpo_lightning.MathVerifier", "init_args": {"timeout": 1}}
+    curves = {"reward/zero_spread": "reward/frac_zero_std", "rollout/given": "rollout/context"}
+    for seed, (key, learned_key) in enumerate((("judge", "labeller"), ("grader", "grader"))):
+        write(tmp_path / key, {names[seed]: [(0, 0.5)] for names in curves.items()})
+        model = {"validation": {key: grader}, "rewards": [{learned_key: grader}]}
+        (tmp_path / key / "config.yaml").write_text(yaml.safe_dump({"seed_everything": seed, "model": model}))
+    (arm,) = arms_of(read_runs([tmp_path / "judge", tmp_path / "grader"]))
+    old, new = arm.runs.values()
+    assert old.scalars == new.scalars and list(new.scalars) == list(curves.values())
+    assert grader_of(old.config or {}) == {"class": "MathVerifier", "timeout": 1}
 
 
 def test_runs_that_differ_in_seed_and_folder_alone_are_one_arm(tmp_path: Path):

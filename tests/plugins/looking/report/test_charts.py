@@ -5,7 +5,7 @@ import pytest
 
 from grpo_lightning.plugins.looking.report.charts import Series, XAxis, chart, outside, ticks, y_range
 
-STEPS = XAxis(1, 3, "exploration steps", whole=True)
+STEPS = XAxis(1, 3, "exploration steps", is_count=True)
 
 
 def points(svg: str, kind: str) -> list[list[tuple[float, float]]]:

@@ -1,4 +1,4 @@
-"""One judge for runs with different rewards, through the command line."""
+"""One grader for runs with different rewards, through the command line."""
 
 import json
 import re
@@ -38,7 +38,7 @@ SUMS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> Path:
-    path = tmp_path_factory.mktemp("judge")
+    path = tmp_path_factory.mktemp("graders")
     (path / "my_rewards.py").write_text(FUNCTION)
     (path / "policy").symlink_to(policy_folder)
     return path
@@ -60,21 +60,21 @@ def arms(folder: Path, grpo: Grpo) -> None:
 
 
 @pytest.mark.usefixtures("arms")
-def test_two_rewards_are_judged_by_one(folder: Path, grpo: Grpo) -> None:
+def test_two_rewards_are_graded_by_one(folder: Path, grpo: Grpo) -> None:
     for name in REWARDS:
         options = ("--model.rewards=[MathVerifier]", f"--ckpt_path={name}/checkpoints/last.ckpt")
         grpo.ok("validate", *SUMS, *options, f"--trainer.default_root_dir=by_{name}")
-        own, alone = scalars(folder / name), scalars(folder / f"by_{name}")
+        in_run, alone = scalars(folder / name), scalars(folder / f"by_{name}")
         for metric in ("val/avg@8", "val/greedy", "val/pass@8", "val/maj@8", "val/failed"):
-            assert own[metric][0] == alone[metric][0], (name, metric)
-        assert 0 < own["val/avg@8"][0] < own["val/pass@8"][0] < 1
+            assert in_run[metric][0] == alone[metric][0], (name, metric)
+        assert 0 < in_run["val/avg@8"][0] < in_run["val/pass@8"][0] < 1
         # All begin alike, whatever their total is.
-        assert own["val/avg@8"][-1] == scalars(folder / "form")["val/avg@8"][-1]
+        assert in_run["val/avg@8"][-1] == scalars(folder / "form")["val/avg@8"][-1]
     assert len({scalars(folder / name)["val/reward"][-1] for name in REWARDS}) == 2
 
 
 @pytest.mark.usefixtures("arms")
-def test_the_saved_run_names_the_judge(folder: Path) -> None:
+def test_the_saved_run_names_the_grader(folder: Path) -> None:
     for name in REWARDS:
         config = yaml.safe_load((folder / name / "config.yaml").read_text())
         assert config["model"]["validation"]["grader"]["class_path"] == "grpo_lightning.MathVerifier"
@@ -92,11 +92,11 @@ def test_the_saved_run_names_the_judge(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("arms")
-def test_the_report_names_the_judge_of_all_or_of_each(
+def test_the_report_names_the_grader_of_all_or_of_each(
     folder: Path, grpo: Grpo, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert report.main([*REWARDS, "-o", "alike.html"]) == 0
-    assert "judged differently" not in capsys.readouterr().out
+    assert "graded differently" not in capsys.readouterr().out
     half = max(list(scalars(folder / name)["val/ci95"].values())[-1] for name in REWARDS)
     found = f"answers: fraction right by MathVerifier; ± {half:.3f} over questions at a run&#39;s end (95 %)"
     assert half > 0 and found in (folder / "alike.html").read_text()
@@ -104,7 +104,7 @@ def test_the_report_names_the_judge_of_all_or_of_each(
     grpo.ok("fit", *SUMS, *other)
     assert re.search(r"^validation  avg@8 .*\): mean of my_rewards.brief$", caplog.text, re.MULTILINE)
     assert report.main(["form", "other", "-o", "mixed.html"]) == 0
-    note = r"validation was judged differently, so val/ does not compare: .* by MathVerifier; .* by my_rewards\.brief"
+    note = r"validation was graded differently, so val/ does not compare: .* by MathVerifier; .* by my_rewards\.brief"
     assert re.search(note, capsys.readouterr().out) and re.search(note, (folder / "mixed.html").read_text())
     assert "fraction right" not in (folder / "mixed.html").read_text()
 

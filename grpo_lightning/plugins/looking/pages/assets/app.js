@@ -1,4 +1,4 @@
-// What is open, and drawing it again when that changes.
+// The state of the page, and drawing it again when that changes.
 
 const page = JSON.parse(byId("page").textContent);
 const decoded = new Map();
@@ -10,14 +10,14 @@ let state = readLink(location.hash);
 function stepOf(run, step) {
   const key = `${run}-${step}`;
   if (!decoded.has(key)) {
-    let found = null;
+    let record = null;
     try {
       const data = byId(`step-${key}`);
-      found = data && decodeStep(JSON.parse(data.textContent));
+      record = data && decodeStep(JSON.parse(data.textContent));
     } catch (error) {
       problems.push(`Step ${step} of ${page.runs[run].name} cannot be read: ${error.message}.`);
     }
-    decoded.set(key, found);
+    decoded.set(key, record);
   }
   return decoded.get(key);
 }
@@ -49,16 +49,16 @@ function currentScale() {
 
 function drawContent() {
   drawnTokens = [];
-  const drawn = { tokens: drawTokensView, follow: drawFollow, compare: drawCompare }[state.view] || drawTokensView;
+  const draw = { tokens: drawTokensView, follow: drawFollow, compare: drawCompare }[state.view] || drawTokensView;
   byId("content").replaceChildren();
-  attempt("The completions", () => byId("content").replaceChildren(...drawn()));
+  attempt("The completions", () => byId("content").replaceChildren(...draw()));
   pinned = pinnedToken();
   hovered = sameToken(hovered);
   extreme = sameToken(extreme);
   drawNumbersOfContent();
 }
 
-// What depends on the token, the brush and the colour alone.
+// Draws what depends on the token, the brush and the colour alone.
 function drawNumbersOfContent() {
   attempt("The colours", paint);
   attempt("The distribution", drawHistogram);

@@ -5,9 +5,9 @@ function nameOfPart(part) {
   if (!part) return "";
   const settings = Object.entries(part).filter(([name, value]) => name !== "class" && typeof value === "number" && name !== "reads_old_logp");
   const bounds = "low" in part ? `${number(part.low)} to ${part.high === null ? "∞" : number(part.high)}` : "";
-  const others = settings.filter(([name]) => !["low", "high"].includes(name)).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+  const numbers = settings.filter(([name]) => !["low", "high"].includes(name)).map(([name, value]) => `${name} ${number(value)}`).join(", ");
   const inner = part.surrogate || part.kl;
-  return [part.class, inner && `of ${nameOfPart(inner)}`, bounds, others].filter(Boolean).join(" ");
+  return [part.class, inner && `of ${nameOfPart(inner)}`, bounds, numbers].filter(Boolean).join(" ");
 }
 
 function nameOfObjective(objective) {

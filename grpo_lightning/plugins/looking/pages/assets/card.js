@@ -1,15 +1,15 @@
-// The card of a token: its numbers, its alternatives before and after, its objective.
+// The card of a token: its numbers, its alternatives before and after the updates, its objective.
 
 let hovered = null;
 let pinned = null;
 
 const FACTS = {
-  "weight": "the token's factor in the objective: its share of the update",
+  "weight": "the token's factor in the objective: its part of the update",
   "correction": "factor for the mismatch of sampler and policy; the weight includes it",
-  "sampler gap": "log π_old less the log-prob recorded when the token was drawn",
-  "push on log p": "derivative of the objective by the token's log-prob: above 0 the update asks for more of it",
+  "sampler gap": "log π_old less the log-prob recorded when the token was sampled",
+  "push on log p": "derivative of the objective by the token's log-prob: above 0 the update makes it likelier",
   "probability": "under the policy of its step",
-  "version": "optimizer updates in the weights that drew the token, where rollouts are drawn ahead",
+  "version": "optimizer updates in the weights that sampled the token, where rollouts are sampled ahead",
 };
 
 const fact = (name, ...value) => [h("dt", { title: FACTS[name] }, name), h("dd", {}, value)];
@@ -38,15 +38,15 @@ function drawNumbers(tokens, t) {
 // A change of a log-prob that is worth a warning, in nats.
 const SENSIBLE = 0.01;
 
-// What the token's push asked for, and what it did.
+// Which way the update pushed the token, and which way it moved.
 function drawVerdict(tokens, t) {
   const delta = quantityOf("delta").value(tokens, t);
   if (!isNumber(delta)) return null;
-  const asked = tokens.push && isNumber(tokens.push[t]) && tokens.push[t] ? tokens.push[t] : tokens.advantage ? tokens.advantage[t] : 0;
+  const push = tokens.push && isNumber(tokens.push[t]) && tokens.push[t] ? tokens.push[t] : tokens.advantage ? tokens.advantage[t] : 0;
   const moved = delta > 0 ? "rose" : delta < 0 ? "fell" : "stayed";
   let text = `It ${moved}`;
-  const against = asked * delta < 0 && Math.abs(delta) >= SENSIBLE;
-  if (asked) text = `Pushed ${asked > 0 ? "up" : "down"}${against ? ", and yet" : ";"} it ${moved}`;
+  const against = push * delta < 0 && Math.abs(delta) >= SENSIBLE;
+  if (push) text = `Pushed ${push > 0 ? "up" : "down"}${against ? ", and yet" : ";"} it ${moved}`;
   return h("p", { class: against ? "moved against" : "moved" }, h("b", { class: "delta" }, number(delta, true)), ` ${text}${tokens.before_logp && tokens.after_logp ? `: ${probabilities(Math.exp(tokens.before_logp[t]), Math.exp(tokens.after_logp[t]))}` : ""}.`);
 }
 
@@ -62,20 +62,20 @@ function alternativesOf(tokens, t) {
       rows.set(id, { id, ...rows.get(id), [when]: Math.exp(at(logps, k)) });
     }
   }
-  const own = tokens.ids[t];
+  const id = tokens.ids[t];
   const before = tokens.before_logp ? Math.exp(tokens.before_logp[t]) : undefined;
-  if (rows.size) rows.set(own, { id: own, before, after: tokens.after_logp ? Math.exp(tokens.after_logp[t]) : undefined, ...rows.get(own) });
+  if (rows.size) rows.set(id, { id, before, after: tokens.after_logp ? Math.exp(tokens.after_logp[t]) : undefined, ...rows.get(id) });
   return [...rows.values()].sort((a, b) => (b.before || 0) - (a.before || 0) || (b.after || 0) - (a.after || 0));
 }
 
-function drawAlternative(row, own, vocabulary, piece, columns) {
-  const text = row.id === own && piece ? piece : vocabulary[row.id];
+function drawAlternative(row, tokenId, vocabulary, piece, columns) {
+  const text = row.id === tokenId && piece ? piece : vocabulary[row.id];
   const bar = (kind, value) => {
     const fillBar = h("i", { class: kind });
     fillBar.style.width = `${100 * (value || 0)}%`;
     return fillBar;
   };
-  return h("tr", { class: row.id === own ? "own" : null },
+  return h("tr", { class: row.id === tokenId ? "own" : null },
     h("th", { scope: "row" }, h("code", {}, text === undefined ? `#${row.id}` : shown(text))),
     h("td", { class: "bars" }, columns.map(({ kind, key }) => bar(kind, row[key]))),
     columns.map(({ key }) => h("td", {}, row[key] === undefined ? "" : probability(row[key]))));
@@ -111,10 +111,10 @@ function drawObjective(completion, t) {
   if (!tokens.update_logp || !tokens.advantage || Number.isNaN(tokens.update_logp[t])) {
     return h("p", { class: "empty" }, group.kind === "validation" ? "No objective: validation prompts are not learned from." : "No objective: no update took this token in.");
   }
-  const { picture, knows, hasShare } = drawLandscape(objective, tokens, t);
-  const notes = [knows ? "Dashed: the slope that the gradient sees. The rest of the completion stays as it was."
+  const { picture, hasCurve, hasTerms } = drawLandscape(objective, tokens, t);
+  const notes = [hasCurve ? "Dashed: the slope that the gradient sees. The rest of the completion stays as it was."
     : "No curve is recorded of this token: the line is the slope in the last update."];
-  if (knows && hasShare) notes.push(`Shaded: the ${[objective.beta && "KL term", objective.entropy_bonus && "entropy bonus"].filter(Boolean).join(" and ")}.`);
+  if (hasCurve && hasTerms) notes.push(`Shaded: the ${[objective.beta && "KL term", objective.entropy_bonus && "entropy bonus"].filter(Boolean).join(" and ")}.`);
   if (tokens.weight && tokens.weight[t] === 0) notes.push("Its weight is 0: it is left out.");
   return h("div", {},
     h("div", { class: "heading" }, h("h3", {}, "its objective over π_θ"), h("button", { type: "button", class: "chip", "aria-pressed": String(Boolean(state.near)), title: "draw only what surrounds the marks (x)", onclick: () => change({ near: state.near ? "" : "1" }) }, "closer")),
@@ -132,11 +132,11 @@ function drawCard() {
   const { tokens } = completion;
   element.classList.add("current");
   if (element === pinned) element.classList.add("pinned");
-  const given = tokens.given && tokens.given[t];
+  const isContext = tokens.context && tokens.context[t];
   byId("card").replaceChildren(
     h("div", { class: "heading" }, h("h2", {}, h("code", {}, shown(tokens.pieces[t].length > 60 ? `${tokens.pieces[t].slice(0, 60)}…` : tokens.pieces[t]))),
       h("span", { class: "fact" }, `token ${t + 1} of ${tokens.length}, ${labelOf(completion)}, id ${tokens.ids[t]}`)),
-    ...(given ? [h("p", { class: "empty" }, "Given: the policy did not draw this token, so no formula sees it.")]
+    ...(isContext ? [h("p", { class: "empty" }, "Context: the policy did not sample this token, so no formula sees it.")]
       : [drawVerdict(tokens, t) || "", drawObjective(completion, t), drawAlternatives(completion, t) || "", drawNumbers(tokens, t)]));
 }
 

@@ -9,8 +9,8 @@ function counterpart(group) {
 function findCounterpart(group) {
   const steps = [...page.runs[1].steps].sort((a, b) => Math.abs(a.step - group.step.step) - Math.abs(b.step - group.step.step));
   for (const { step } of steps) {
-    const found = (stepOf(1, step) || { groups: [] }).groups.find((one) => keyOf(one) === keyOf(group));
-    if (found) return found;
+    const match = (stepOf(1, step) || { groups: [] }).groups.find((candidate) => keyOf(candidate) === keyOf(group));
+    if (match) return match;
   }
   return null;
 }

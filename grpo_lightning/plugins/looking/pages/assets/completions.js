@@ -26,7 +26,7 @@ function segmentEnds(completion) {
 function tokenElement(completion, t, hits) {
   const { tokens } = completion;
   const element = h("span", { class: "token", tabindex: -1, "data-token": t }, shown(tokens.pieces[t]));
-  if (tokens.given && tokens.given[t]) element.classList.add("given");
+  if (tokens.context && tokens.context[t]) element.classList.add("context");
   if (hits.has(t)) element.classList.add("hit");
   Object.assign(element, { completion, t });
   drawnTokens.push(element);
@@ -39,15 +39,14 @@ function drawText(completion) {
   const { tokens } = completion;
   const open = unfolded.has(completion);
   const length = open ? tokens.length : foldedLength(tokens);
-  const hits = found(tokens);
+  const hits = searchHits(tokens);
   const ends = segmentEnds(completion);
   const body = h("div", { class: open ? "text" : "text folded", dir: "ltr" });
   const tokensOf = (first, last) => Array.from({ length: last - first + 1 }, (_, i) => [tokenElement(completion, first + i, hits), (ends.get(first + i) || []).map(segmentMark)]);
   fill(body, {}, [drawTurns(completion, length, tokensOf)]);
   if (!tokens.length) body.append(h("span", { class: "empty" }, "no tokens"));
-  const rest = tokens.length - length;
   const toggle = () => { if (open) unfolded.delete(completion); else unfolded.add(completion); drawContent(); };
-  const isLong = rest > 0 || open || foldedLength(tokens) < tokens.length;
+  const isLong = length < tokens.length || open || foldedLength(tokens) < tokens.length;
   return [body, isLong && h("button", { type: "button", class: "fold", onclick: toggle }, open ? "fold" : `show all ${plural(tokens.length, "token")}`)];
 }
 
@@ -58,7 +57,7 @@ function drawScores(completion) {
   });
 }
 
-// What a judge said, which tests failed.
+// Why rewards have their values: the reply of a judge, the tests that failed.
 function drawNotes(completion) {
   return Object.entries(completion.notes || {}).map(([name, text]) => h("details", { class: "note" }, h("summary", {}, name), h("pre", {}, text)));
 }
@@ -72,10 +71,10 @@ function drawCompletion(completion, label) {
   return h("article", { class: `completion ${kind}${faded ? " other" : ""}`, "data-completion": completion.number },
     h("header", {},
       h("span", { class: "index" }, label || labelOf(completion)), branchOf(completion),
-      h("span", { class: `verdict ${kind}`, title: completion.judge ? `by ${completion.judge}` : null }, `${sign} ${word}`),
+      h("span", { class: `verdict ${kind}`, title: completion.grader ? `by ${completion.grader}` : null }, `${sign} ${word}`),
       h("span", { class: "reward", title: "weighted sum of the rewards" }, completion.reward === null ? "failed" : number(completion.reward))),
     text, fold,
-    h("footer", {}, drawScores(completion), drawOutcome(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))), drawNotes(completion));
+    h("footer", {}, drawScores(completion), drawOutcome(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.sampled.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))), drawNotes(completion));
 }
 
 // The head of a group: question, gold answer, mean reward, and the prompt as the model saw it. A note stands instead of
@@ -84,7 +83,7 @@ function drawHead(group, note) {
   const facts = [];
   const ofStep = note === undefined;
   if (ofStep && isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, `${rewardName(group)} `, h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
-  if (ofStep && group.completions.length) facts.push(h("span", {}, countRight(group), group.completions[0].judge ? ` by ${group.completions[0].judge}` : ""));
+  if (ofStep && group.completions.length) facts.push(h("span", {}, countRight(group), group.completions[0].grader ? ` by ${group.completions[0].grader}` : ""));
   if (ofStep && group.kind === "train") facts.push(h("span", { title: MOVED_ABOUT }, "moved ", h("b", {}, number(movement(group))), " nats per token"));
   if (group.source) facts.push(h("span", { title: "where the question comes from: data set and row" }, oneLine(group.source, 60)));
   if (note) facts.push(h("span", {}, note));

@@ -7,8 +7,8 @@ const pathOf = (points, x, y) => points.map(([step, value], i) => `${i ? "L" : "
 // The value at x, or the last one before. A recorded step, counted from 1, is at x = step - 1.
 const valueAt = (points, x) => (points.findLast(([at]) => at <= x) || points[0])[1];
 
-function drawCurve(name, metric, points, others, steps, current) {
-  const all = [...points, ...others].filter(([, value]) => Number.isFinite(value));
+function drawCurve(name, metric, points, otherPoints, steps, current) {
+  const all = [...points, ...otherPoints].filter(([, value]) => Number.isFinite(value));
   const [xs, ys] = [0, 1].map((i) => all.map((point) => point[i]));
   const [first, last, low, high] = [Math.min(...xs, 0), Math.max(...xs, 1), Math.min(...ys), Math.max(...ys)];
   const span = high - low || Math.abs(high) || 1;
@@ -16,9 +16,9 @@ function drawCurve(name, metric, points, others, steps, current) {
   const y = (value) => CURVE.height - CURVE.bottom - ((value - (high === low ? low - span / 2 : low)) / span) * (CURVE.height - CURVE.top - CURVE.bottom);
   const picture = svg("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, class: "curve", role: "img", "aria-label": `${name} over the steps` });
   if (current) picture.append(svg("line", { class: "now", x1: x(current.step - 1), x2: x(current.step - 1), y1: 0, y2: CURVE.height }));
-  if (others.length) picture.append(svg("path", { class: "line other", d: pathOf(others, x, y) }));
+  if (otherPoints.length) picture.append(svg("path", { class: "line other", d: pathOf(otherPoints, x, y) }));
   picture.append(svg("path", { class: "line", d: pathOf(points, x, y) }));
-  for (const step of steps.filter((one) => Math.max(one.step - 1, 0) >= points[0][0])) {
+  for (const step of steps.filter((recorded) => Math.max(recorded.step - 1, 0) >= points[0][0])) {
     const chosen = current && step.step === current.step;
     picture.append(svg("circle", { class: chosen ? "mark chosen" : "mark", cx: x(step.step - 1), cy: y(valueAt(points, step.step - 1)), r: chosen ? 3.2 : 2 }));
   }

@@ -1,7 +1,7 @@
 // Records as typed arrays. docs/inspect.md describes the format; a step is decoded when it is first looked at.
 
 const ARRAY_TYPES = {
-  ids: Int32Array, given: Int8Array, clip: Int8Array, top_before_ids: Int32Array, top_after_ids: Int32Array,
+  ids: Int32Array, context: Int8Array, clip: Int8Array, top_before_ids: Int32Array, top_after_ids: Int32Array,
 };
 const NUM_ALTERNATIVES = 5;
 
@@ -31,32 +31,32 @@ function unpackLater(object, name, text, key = name) {
   Object.defineProperty(object, name, { get, enumerable: true, configurable: true });
 }
 
-// The packed tokens of a completion -> the same names with typed arrays, and what is derived from them.
-function decodeTokens(packed, kind) {
-  const tokens = { pieces: packed.pieces, columns: {}, length: packed.pieces.length };
-  for (const [name, value] of Object.entries(packed)) {
+// The tokens of a completion as they are recorded -> the same names with typed arrays, and what is derived from them.
+function decodeTokens(record, kind) {
+  const tokens = { pieces: record.pieces, columns: {}, length: record.pieces.length };
+  for (const [name, value] of Object.entries(record)) {
     if (name === "columns") Object.entries(value).forEach(([column, text]) => unpackLater(tokens.columns, column, text, ""));
     else if (name !== "pieces") unpackLater(tokens, name, value);
   }
   if (tokens.ids.length !== tokens.length) throw new Error(`${tokens.length} pieces for ${tokens.ids.length} tokens`);
-  tokens.drawn = [];
-  for (let t = 0; t < tokens.length; t++) if (!tokens.given || !tokens.given[t]) tokens.drawn.push(t);
-  // Answers that are not learned from have no numbers before the updates: when they were drawn, these had been done.
-  const before = kind === "validation" ? null : ["old_logp", "update_logp", "sampler_logp"].find((name) => name in packed);
-  if (before) unpackLater(tokens, "before_logp", packed[before], before);
+  tokens.sampled = [];
+  for (let t = 0; t < tokens.length; t++) if (!tokens.context || !tokens.context[t]) tokens.sampled.push(t);
+  // Answers that are not learned from have no numbers before the updates: when they were sampled, the updates had been made.
+  const before = kind === "validation" ? null : ["old_logp", "update_logp", "sampler_logp"].find((name) => name in record);
+  if (before) unpackLater(tokens, "before_logp", record[before], before);
   return tokens;
 }
 
-// Who wrote a turn that was drawn.
+// The role of the policy's turns.
 const POLICY = "assistant";
 
 // Counts conversations: a completion that begins one has the next number, its branches have the same.
 function countTurns(completions) {
-  let [talk, turns] = [-1, 0];
+  let [sample, turns] = [-1, 0];
   for (const completion of completions) {
     const { conversation } = completion;
-    if (!conversation || !conversation.piece) [talk, turns] = [talk + 1, 0];
-    Object.assign(completion, { talk, turnsBefore: turns });
+    if (!conversation || !conversation.piece) [sample, turns] = [sample + 1, 0];
+    Object.assign(completion, { sample, turnsBefore: turns });
     if (conversation) turns += conversation.turns.filter(({ role }) => role === POLICY).length;
   }
 }

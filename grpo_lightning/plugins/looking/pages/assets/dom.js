@@ -40,8 +40,8 @@ function probability(value) {
 // Two probabilities that are not the same to read, with as many figures as tell them apart.
 function probabilities(before, after) {
   let [from, to] = [probability(before), probability(after)];
-  for (let digits = 2; from === to && before !== after && digits < 9; digits++) [from, to] = [before, after].map((one) => `${(100 * one).toFixed(digits)} %`);
+  for (let digits = 2; from === to && before !== after && digits < 9; digits++) [from, to] = [before, after].map((value) => `${(100 * value).toFixed(digits)} %`);
   return from === to ? `${from}, as before` : `${from} → ${to}`;
 }
 
-const plural = (count, thing) => `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

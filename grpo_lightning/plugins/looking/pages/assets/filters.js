@@ -1,4 +1,4 @@
-// Which completions are looked for, and what of their text matches.
+// The filters of completions, and the matches of the search in their text.
 
 const FILTERS = [
   { id: "right", name: "✓ right", holds: (completion) => completion.right === true },
@@ -20,13 +20,13 @@ function searchPattern() {
   }
 }
 
-// Whether a completion is looked for. Filters of a kind are alternatives: right or wrong.
+// Returns true if a completion passes the filters. Right and wrong are alternatives, the others hold together.
 function matches(completion) {
   const chosen = shownFilters();
   const verdicts = FILTERS.filter(({ id }) => ["right", "wrong"].includes(id) && chosen.includes(id));
-  const others = FILTERS.filter(({ id }) => !["right", "wrong"].includes(id) && chosen.includes(id));
+  const properties = FILTERS.filter(({ id }) => !["right", "wrong"].includes(id) && chosen.includes(id));
   if (verdicts.length && !verdicts.some(({ holds }) => holds(completion))) return false;
-  if (!others.every(({ holds }) => holds(completion))) return false;
+  if (!properties.every(({ holds }) => holds(completion))) return false;
   const isAbove = (delta) => Math.abs(delta) > Number(state.above);
   if (state.above !== "" && !valuesOf(quantityOf("delta"), [completion]).some(isAbove)) return false;
   const pattern = searchPattern();
@@ -37,7 +37,7 @@ function matches(completion) {
 const isFiltered = () => Boolean(state.show || state.search || state.above !== "");
 
 // The indices of the tokens that the search's matches touch.
-function found(tokens) {
+function searchHits(tokens) {
   const pattern = searchPattern();
   const hits = new Set();
   if (!(pattern instanceof RegExp)) return hits;

@@ -28,7 +28,7 @@ function drawFollow() {
 }
 
 function drawFollowed(number_, step, key) {
-  const group = step && step.groups.find((one) => keyOf(one) === key);
+  const group = step && step.groups.find((candidate) => keyOf(candidate) === key);
   if (!group) return null;
   const completions = [...group.completions].sort((a, b) => Number(b.greedy) - Number(a.greedy));
   return h("div", { class: number_ === state.step ? "row chosen" : "row" },

@@ -1,11 +1,11 @@
-// The list of the step's groups: what each is about, how it was rewarded, how much it moved.
+// The list of the step's groups: question, rewards and movement of each.
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
 
 const MOVED_ABOUT = "mean |Δ log p| of the tokens over the step's updates, in nats per token";
-const REWARD_ABOUT = "mean and population standard deviation of the rewards, of answers drawn greedily none";
+const REWARD_ABOUT = "mean and population standard deviation of the rewards, greedy answers left out";
 
-// The roles in the records as they are meant: the first says why the group was taken, others in what it comes first.
+// The meaning of the roles in the records: the first role is why the group was taken, in the others it comes first.
 const ROLES = {
   mixed: ["mixed", "the rewards spread most"], worst: ["worst", "lowest mean reward"], best: ["best", "highest mean reward"],
   moved: ["moved", "it moved most of the groups that were measured"],
@@ -18,19 +18,19 @@ const SORTS = {
   spread: { name: "reward spread", value: (group) => group.std, text: (value) => `σ ${number(value)}` },
   movement: { name: "movement", value: movement, text: (value) => `moved ${number(value)}`, about: MOVED_ABOUT },
   kl: { name: "KL", value: (group) => mean(valuesOf(quantityOf("kl"), group.completions)), text: (value) => `KL ${number(value)}` },
-  length: { name: "length", value: (group) => mean(group.completions.map(({ tokens }) => tokens.drawn.length)), text: (value) => `${number(value)} tokens` },
+  length: { name: "length", value: (group) => mean(group.completions.map(({ tokens }) => tokens.sampled.length)), text: (value) => `${number(value)} tokens` },
 };
 
-// Mean |Δ log p| of the drawn tokens.
+// Mean |Δ log p| of the sampled tokens.
 function movement(group) {
   if (group.movement === undefined) group.movement = mean(valuesOf(quantityOf("delta"), group.completions).map(Math.abs));
   return group.movement;
 }
 
-// Whether runs are compared and the other run has no record of this prompt: such groups come last.
+// True if runs are compared and the other run has no record of this prompt: such groups come last.
 const isLonely = (group) => state.view === "compare" && Boolean(page.runs[1]) && !counterpart(group);
 
-// The groups of a step in the chosen order, without those of which nothing is looked for.
+// The groups of a step in the chosen order, without groups that the filters leave no completion of.
 function listedGroups(step) {
   if (!step) return [];
   const { value } = SORTS[state.sort] || SORTS.recorded;
@@ -40,7 +40,7 @@ function listedGroups(step) {
     .sort((a, b) => lonely(a) - lonely(b) || sortable(b) - sortable(a) || a.index - b.index);
 }
 
-const verdictOf = ({ right }) => (right === true ? ["right", "✓", "right"] : right === false ? ["wrong", "✗", "wrong"] : ["failed", "?", "not judged"]);
+const verdictOf = ({ right }) => (right === true ? ["right", "✓", "right"] : right === false ? ["wrong", "✗", "wrong"] : ["failed", "?", "not graded"]);
 
 function verdictStrip(group) {
   const signs = withoutBranches(group.completions).map((completion) => {
@@ -56,15 +56,15 @@ function rolesOf(group) {
   return h("span", { class: "roles", title: named.map(([name, about]) => (about ? `${name}: ${about}` : name)).join("; ") }, text);
 }
 
-const rewardName = (group) => (group.kind === "validation" && group.completions.some((one) => !one.greedy) ? "sampled reward" : "reward");
+const rewardName = (group) => (group.kind === "validation" && group.completions.some(({ greedy }) => !greedy) ? "sampled reward" : "reward");
 
 // How many of a group are right; the greedy answer, which its mean reward leaves out, is told apart.
 function countRight(group) {
-  const count = (some) => `${some.filter((one) => one.right).length} of ${some.length}`;
-  const [greedy, sampled] = [true, false].map((kind) => withoutBranches(group.completions).filter((one) => one.greedy === kind));
-  const first = greedy.length === 1 ? `greedy ${verdictOf(greedy[0])[1]}` : `greedy ${count(greedy)} right`;
+  const count = (completions) => `${completions.filter(({ right }) => right).length} of ${completions.length}`;
+  const [greedy, sampled] = [true, false].map((kind) => withoutBranches(group.completions).filter((completion) => completion.greedy === kind));
+  const greedyText = greedy.length === 1 ? `greedy ${verdictOf(greedy[0])[1]}` : `greedy ${count(greedy)} right`;
   if (!greedy.length) return `${count(sampled)} right`;
-  return sampled.length ? `${first}, ${count(sampled)} sampled right` : first;
+  return sampled.length ? `${greedyText}, ${count(sampled)} sampled right` : greedyText;
 }
 
 function drawGroup(group, chosen) {

@@ -70,7 +70,7 @@ function brush(range) {
   change({ brush: range ? range.map((value) => String(Number.isFinite(value) ? Number(value.toPrecision(4)) : value)).join("~") : "" });
 }
 
-// None, the tenth of the tokens with the lowest values, the tenth with the highest, none.
+// Selects in turn the tenth of the tokens with the lowest values, the tenth with the highest, none.
 function nextBrush() {
   const values = valuesOf(colour(), completionsInView()).sort((a, b) => a - b);
   if (!values.length) return;
@@ -83,7 +83,7 @@ function nextBrush() {
 function drawHistogram() {
   const quantity = colour();
   const completions = completionsInView();
-  const [right, others] = [completions.filter((one) => one.right === true), completions.filter((one) => one.right !== true)].map((some) => valuesOf(quantity, some));
+  const [right, others] = [true, false].map((isRight) => valuesOf(quantity, completions.filter((completion) => (completion.right === true) === isRight)));
   const values = [...right, ...others];
   if (!values.length) {
     byId("histogram").replaceChildren(h("h2", {}, quantity.name), h("p", { class: "empty" }, quantity.kind === "none" ? "Tokens without colours. Keys 1 to 9 colour them." : showsAnswers() ? "Validation answers have no such number: they are not learned from." : "This quantity was not recorded for these tokens."));
@@ -97,9 +97,9 @@ function drawHistogram() {
   drawBars(picture, right, true, top, scale, domain, x);
   drawBars(picture, others, false, top, scale, domain, x);
   picture.append(svg("line", { class: "axis", x1: x(domain[0]), x2: x(domain[1]), y1: HISTOGRAM.middle, y2: HISTOGRAM.middle }));
-  const note = (some, sign, word, y) => some.length && picture.append(svg("text", { class: "side", x: 2, y }, `${sign} ${word}  mean ${quantity.text(mean(some))}`));
+  const note = (side, sign, word, y) => side.length && picture.append(svg("text", { class: "side", x: 2, y }, `${sign} ${word}  mean ${quantity.text(mean(side))}`));
   note(right, "✓", "right", 10);
-  note(others, "✗", completions.some((one) => one.right === null) ? "wrong or not judged" : "wrong", 2 * HISTOGRAM.middle - 4);
+  note(others, "✗", completions.some((completion) => completion.right === null) ? "wrong or not graded" : "wrong", 2 * HISTOGRAM.middle - 4);
   drawAxis(picture, quantity, scale, domain, x);
   const range = brushRange();
   if (range) {

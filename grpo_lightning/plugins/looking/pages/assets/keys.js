@@ -46,8 +46,8 @@ function moveToken(by) {
 
 function moveCompletion(by) {
   const firsts = drawnTokens.filter((element, i) => !i || element.completion !== drawnTokens[i - 1].completion);
-  const own = hovered && firsts.find((element) => element.completion === hovered.completion);
-  goTo(own ? neighbour(firsts, own, by) : firsts[0]);
+  const current = hovered && firsts.find((element) => element.completion === hovered.completion);
+  goTo(current ? neighbour(firsts, current, by) : firsts[0]);
 }
 
 // Tokens by the size of the coloured number, largest first; it goes on from the last one that it went to.
@@ -63,7 +63,7 @@ function moveExtreme(by) {
 
 function toggleFilter(id) {
   const chosen = shownFilters();
-  change({ show: (chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]).join(",") });
+  change({ show: (chosen.includes(id) ? chosen.filter((filter) => filter !== id) : [...chosen, id]).join(",") });
 }
 
 function toggleFolds() {

@@ -1,4 +1,4 @@
-// A token's own objective over π_θ, as the run's own classes gave it at some points, and where the policies stand.
+// The objective of a token over π_θ, which the run's classes computed at some points, and where the policies stand.
 
 const LANDSCAPE = { width: 300, height: 164, left: 34, right: 8, top: 8, bottom: 32, lane: 15 };
 const CURVE_POINTS = 40;
@@ -56,16 +56,16 @@ function boundsOf(tokens, t) {
 function drawLandscape(objective, tokens, t) {
   const marks = marksOf(tokens, t);
   const curve = curveOf(objective, tokens, t);
-  const knows = curve.length > 0;
+  const hasCurve = curve.length > 0;
   const p0 = Math.exp(tokens.update_logp[t]);
-  const here = knows ? totalAt(curve, p0) : tokens.surrogate ? tokens.surrogate[t] : 0;
+  const objectiveNow = hasCurve ? totalAt(curve, p0) : tokens.surrogate ? tokens.surrogate[t] : 0;
   const slope = tokens.push && tokens.weight && tokens.weight[t] ? tokens.push[t] / tokens.weight[t] : NaN;
   const [from, to] = state.near && tokens.near ? tokens.near.slice(2 * t, 2 * t + 2) : [0, 1];
   const bounds = boundsOf(tokens, t);
   const inside = (p) => p >= from && p <= to;
   const drawn = curve.filter(({ p }) => inside(p));
-  const seen = [...marks.map(({ logp }) => Math.exp(logp)), ...bounds.map(({ p }) => p)].filter((p) => knows && p >= (to - from) / 100 && p <= 1);
-  const [low, high] = heightOf(drawn, [here, ...seen.map((p) => totalAt(curve, p))]);
+  const shownAt = [...marks.map(({ logp }) => Math.exp(logp)), ...bounds.map(({ p }) => p)].filter((p) => hasCurve && p >= (to - from) / 100 && p <= 1);
+  const [low, high] = heightOf(drawn, [objectiveNow, ...shownAt.map((p) => totalAt(curve, p))]);
   const x = (p) => LANDSCAPE.left + ((p - from) / (to - from)) * (LANDSCAPE.width - LANDSCAPE.left - LANDSCAPE.right);
   const y = (value) => LANDSCAPE.top + ((high - value) / (high - low)) * (LANDSCAPE.height - LANDSCAPE.top - LANDSCAPE.bottom);
   const height = LANDSCAPE.height + 4 + LANDSCAPE.lane * marks.length;
@@ -79,34 +79,34 @@ function drawLandscape(objective, tokens, t) {
   for (let value = Math.ceil(low / step) * step; value <= high; value += step) {
     picture.append(svg("text", { class: "tick value", x: LANDSCAPE.left - 4, y: y(value) + 3, "text-anchor": "end" }, number(Math.abs(value) < step / 2 ? 0 : value)));
   }
-  for (const { p, name } of bounds.filter((bound) => knows && inside(bound.p))) {
+  for (const { p, name } of bounds.filter((bound) => hasCurve && inside(bound.p))) {
     const end = p > from + 0.7 * (to - from);
     plot.append(svg("line", { class: "corner", x1: x(p), x2: x(p), y1: 0, y2: LANDSCAPE.height }));
     picture.append(svg("text", { class: "corner-name", x: x(p) + (end ? -3 : 3), y: LANDSCAPE.top + 8, "text-anchor": end ? "end" : "start" }, name));
   }
-  const hasShare = objective.beta || objective.entropy_bonus;
-  if (knows && hasShare) {
+  const hasTerms = objective.beta || objective.entropy_bonus;
+  if (hasCurve && hasTerms) {
     const back = [...drawn].reverse();
     plot.append(svg("path", { class: "share", d: `${path(drawn.map(({ p, total }) => ({ p, value: total })))}L${path(back.map(({ p, surrogate }) => ({ p, value: surrogate }))).slice(1)}Z` }));
     plot.append(svg("path", { class: "surrogate", d: path(drawn.map(({ p, surrogate }) => ({ p, value: surrogate }))) }));
   }
-  if (knows) plot.append(svg("path", { class: "objective", d: path(drawn.map(({ p, total }) => ({ p, value: total }))) }));
+  if (hasCurve) plot.append(svg("path", { class: "objective", d: path(drawn.map(({ p, total }) => ({ p, value: total }))) }));
   if (isNumber(slope) && p0 > 0) {
-    const tangent = [-0.25, 0, 0.25].map((step) => step * (to - from) + p0).map((p) => ({ p, value: here + (slope / p0) * (p - p0) }));
+    const tangent = [-0.25, 0, 0.25].map((step) => step * (to - from) + p0).map((p) => ({ p, value: objectiveNow + (slope / p0) * (p - p0) }));
     plot.append(svg("path", { class: "tangent", d: path(tangent) }));
   }
-  for (const { kind, logp } of marks.filter(({ kind, logp }) => (knows || kind === "before") && inside(Math.exp(logp)))) {
-    plot.append(svg("circle", { class: `dot ${kind}`, cx: x(Math.exp(logp)), cy: y(knows ? totalAt(curve, Math.exp(logp)) : here), r: 3.6 }));
+  for (const { kind, logp } of marks.filter(({ kind, logp }) => (hasCurve || kind === "before") && inside(Math.exp(logp)))) {
+    plot.append(svg("circle", { class: `dot ${kind}`, cx: x(Math.exp(logp)), cy: y(hasCurve ? totalAt(curve, Math.exp(logp)) : objectiveNow), r: 3.6 }));
   }
   for (const [p, anchor] of [[from, "start"], [(from + to) / 2, "middle"], [to, "end"]]) {
     picture.append(svg("text", { class: "tick", x: x(p), y: bottom + 13, "text-anchor": anchor }, state.near ? number(p) : String(p)));
   }
   picture.append(svg("text", { class: "tick", x: x((from + to) / 2), y: bottom + 26, "text-anchor": "middle" }, "probability of the token"));
   marks.forEach((mark, lane) => drawLane(picture, mark, LANDSCAPE.height + 9 + lane * LANDSCAPE.lane, x, inside));
-  return { picture, knows, hasShare };
+  return { picture, hasCurve, hasTerms };
 }
 
-// A mark's own line below the curve: its name, its dot, its probability.
+// The line of a mark below the curve: its name, its dot, its probability.
 function drawLane(picture, mark, y, x, inside) {
   const p = Math.exp(mark.logp);
   picture.append(svg("line", { class: "lane", x1: LANDSCAPE.left, x2: LANDSCAPE.width - LANDSCAPE.right, y1: y, y2: y }));

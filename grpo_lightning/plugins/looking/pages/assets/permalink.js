@@ -1,4 +1,4 @@
-// What is looked at, in the address: #step=20&group=3&token=1.14&colour=delta.
+// The state of the page in its address: #step=20&group=3&token=1.14&colour=delta.
 
 const DEFAULTS = {
   view: "tokens", step: null, group: 0, token: "", colour: "", sort: "recorded", show: "", search: "", above: "",
@@ -6,19 +6,19 @@ const DEFAULTS = {
 };
 
 function readLink(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const parameters = new URLSearchParams(hash.replace(/^#/, ""));
   const state = { ...DEFAULTS };
-  for (const key of Object.keys(DEFAULTS)) if (given.has(key)) state[key] = given.get(key);
+  for (const key of Object.keys(DEFAULTS)) if (parameters.has(key)) state[key] = parameters.get(key);
   state.step = state.step === null ? null : Number(state.step);
   state.group = Number(state.group) || 0;
   return state;
 }
 
 function writeLink(state) {
-  const given = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const [key, value] of Object.entries(DEFAULTS)) {
-    if (state[key] !== value && state[key] !== null) given.set(key, state[key]);
+    if (state[key] !== value && state[key] !== null) parameters.set(key, state[key]);
   }
-  const hash = `#${given}`;
+  const hash = `#${parameters}`;
   if (hash !== location.hash && (hash !== "#" || location.hash)) history.replaceState(null, "", hash);
 }

@@ -1,4 +1,4 @@
-// What tokens can be coloured by. `value` gives the number that the colour stands for; `text` what is written for it.
+// The quantities that colour tokens. `value` returns the number behind the colour; `text` writes it.
 
 const difference = (a, b) => (tokens, t) => (tokens[a] && tokens[b] ? tokens[a][t] - tokens[b][t] : NaN);
 const column = (name) => (tokens, t) => (tokens[name] ? tokens[name][t] : NaN);
@@ -24,17 +24,17 @@ const QUANTITIES = [
   { id: "entropy", key: "7", name: "entropy", kind: "size", value: (tokens, t) => (tokens.entropy_before || tokens.entropy_after || [NaN])[t], text: number,
     about: "entropy of π_θ before the step's updates, in nats", ofAnswers: "entropy of the policy of its step, in nats" },
   { id: "gap", key: "8", name: "sampler gap", kind: "signed", value: difference("old_logp", "sampler_logp"), text: signedNumber,
-    about: "log π_old less the log-prob recorded when the token was drawn" },
+    about: "log π_old less the log-prob recorded when the token was sampled" },
   { id: "correction", key: "9", name: "correction", kind: "signed", text: asFactor,
     value: (tokens, t) => (tokens.correction ? Math.log(tokens.correction[t]) : NaN),
     about: "factor for the mismatch of sampler and policy" },
   { id: "none", key: "0", name: "plain", kind: "none", value: () => NaN, text: () => "", about: "no colours" },
 ];
 
-// Whether what is in view was answered for validation, and not learned from.
+// True if the view shows validation answers, which are not learned from.
 const showsAnswers = () => state.view === "follow" || (currentGroup() || {}).kind === "validation";
 
-// The colour unless another is chosen: what the updates did, which validation answers have no number of.
+// The colour unless another is chosen: the change by the updates, which validation answers do not have.
 const usualColour = () => (showsAnswers() ? "probability" : "delta");
 const colour = () => quantityOf(state.colour || usualColour());
 const chooseColour = (id) => change({ colour: id === usualColour() ? "" : id, brush: "" });
@@ -42,7 +42,7 @@ const aboutOf = (quantity) => (showsAnswers() && quantity.ofAnswers) || quantity
 
 const quantityOf = (id) => QUANTITIES.find((quantity) => quantity.id === id) || QUANTITIES[0];
 
-// The values of a quantity at the drawn tokens of completions.
+// The values of a quantity at the sampled tokens of completions.
 function valuesOf(quantity, completions) {
-  return completions.flatMap(({ tokens }) => tokens.drawn.map((t) => quantity.value(tokens, t)).filter(isNumber));
+  return completions.flatMap(({ tokens }) => tokens.sampled.map((t) => quantity.value(tokens, t)).filter(isNumber));
 }

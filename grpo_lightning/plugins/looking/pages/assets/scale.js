@@ -5,7 +5,7 @@ let palette = null;
 // The theme's colours, read from the style sheet.
 function readPalette() {
   const style = getComputedStyle(document.documentElement);
-  const rgb = (name) => style.getPropertyValue(name).match(/[0-9a-f]{2}/gi).map((two) => parseInt(two, 16));
+  const rgb = (name) => style.getPropertyValue(name).match(/[0-9a-f]{2}/gi).map((digits) => parseInt(digits, 16));
   palette = { low: rgb("--low"), high: rgb("--high"), size: rgb("--size"), paper: rgb("--panel") };
 }
 
@@ -27,8 +27,8 @@ function scaleOf(quantity, values) {
   const limit = quantity.limit || round125(quantile(sizes, 0.98));
   const colour = (value) => {
     if (!isNumber(value) || quantity.kind === "none") return "";
-    const part = Math.min(Math.abs(value) / limit, 1);
-    const fraction = (quantity.kind === "rarity" ? 1 - part : part) ** 0.75;
+    const size = Math.min(Math.abs(value) / limit, 1);
+    const fraction = (quantity.kind === "rarity" ? 1 - size : size) ** 0.75;
     return fraction < 0.02 ? "" : mix(palette.paper, signed ? (value < 0 ? palette.low : palette.high) : palette.size, fraction);
   };
   return { signed, limit, colour };

@@ -1,4 +1,4 @@
-// The turns of a conversation with an environment: who wrote what, and what it was worth.
+// The turns of a conversation with an environment: writer, text and reward of each.
 
 // The turns of a completion: [{role, reward, first, end}]; one without a role where there is no environment.
 function turnsOf({ conversation, tokens }) {
@@ -9,18 +9,18 @@ function turnsOf({ conversation, tokens }) {
 // Completions without the branches of others: what is counted.
 const withoutBranches = (completions) => completions.filter(({ conversation }) => !conversation || !conversation.piece);
 
-const labelOf = ({ greedy, talk }) => (greedy ? "greedy" : `#${talk + 1}`);
+const labelOf = ({ greedy, sample }) => (greedy ? "greedy" : `#${sample + 1}`);
 
 function branchOf({ conversation }) {
   if (!conversation || conversation.num_pieces < 2) return null;
   return h("span", { class: "branch", title: "a chat template rewrites earlier turns: the conversation goes on in a completion of its own, which begins with the turns as they are now" }, `part ${conversation.piece + 1} of ${conversation.num_pieces}`);
 }
 
-const ROLES_OF_GIVEN = { history: "history, as it is now", prompt: "prompt, its own part" };
+const ROLES_OF_CONTEXT = { history: "history, as it is now", prompt: "prompt, its own part" };
 
-// What stands over a turn. Rewards are named where any turn has one.
+// The head of a turn. Rewards are shown if any turn has one.
 function turnHead(turn, number_, hasRewards) {
-  if (turn.role !== POLICY) return h("div", { class: "who" }, h("span", {}, oneLine(Object.hasOwn(ROLES_OF_GIVEN, turn.role) ? ROLES_OF_GIVEN[turn.role] : turn.role, 60)));
+  if (turn.role !== POLICY) return h("div", { class: "who" }, h("span", {}, oneLine(Object.hasOwn(ROLES_OF_CONTEXT, turn.role) ? ROLES_OF_CONTEXT[turn.role] : turn.role, 60)));
   return h("div", { class: "who" }, h("span", {}, `turn ${number_}`), hasRewards && h("b", { title: "what the environment gave for this turn" }, number(turn.reward, true)));
 }
 
@@ -38,13 +38,13 @@ function drawTurns(completion, length, tokensOf) {
   return [drawn, length >= completion.tokens.length && drawClosing(completion)];
 }
 
-// What the environment wrote last: no tokens, since the policy never read it.
+// The last messages of the environment: no tokens, since the policy never read them.
 function drawClosing({ conversation }) {
   return ((conversation && conversation.closing) || []).map(([role, text]) =>
     h("div", { class: "turn other unread" }, h("div", { class: "who" }, h("span", {}, oneLine(role, 60), ", not read")), h("span", { class: "message" }, shown(text))));
 }
 
-// What the environment says of the conversation as a whole.
+// The outcome of the whole conversation, its calls and its error.
 function drawOutcome({ conversation }) {
   if (!conversation) return null;
   const { num_calls: calls, num_failed_calls: failed, outcome, error } = conversation;
