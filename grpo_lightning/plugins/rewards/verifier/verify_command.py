@@ -34,27 +34,28 @@ def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[st
     milliseconds = round(1000 * (time.perf_counter() - start) / max(1, len(samples)), 3)
     for answer, verdict, status in zip(answers, verdicts, result.status, strict=True):
         grade_row = {"right": verdict.outcome == EQUAL, "status": status, "extracted": answer}
-        yield grade_row | {"stage": verdict.stage, "why": verdict.why, "ms": milliseconds}
+        yield grade_row | {"stage": verdict.stage, "why": verdict.reason, "ms": milliseconds}
 
 
 def sample_of(gold: str, completion: str, prompt: str = "", source: str = "", question: str = "") -> Sample:
-    """The sample, as the verifier gets it in training."""
+    """Returns the sample, as the verifier gets it in training."""
     problem = Question(question or prompt, gold, source)
     return Sample(Prompt(0, prompt, [0], problem), completion, [0], FinishReason.STOP)
 
 
 def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
-    """The row of one line of the file, and its sample."""
+    """Returns the row of one line of the file, and its sample."""
     try:
         row = json.loads(line)
     except ValueError as error:
         raise UsageError(f"{source}: no JSON: {error}") from None
     require(isinstance(row, dict), f"{source}: a {type(row).__name__}; each line must be an object")
-    gold, completion = row.get("gold", row.get("answer")), row.get("completion")
+    gold = row.get("gold", row.get("answer"))
+    completion = row.get("completion")
     if completion is None and "gold" in row and "answer" in row:
         completion = rf"\boxed{{{row['answer']}}}"
-    is_whole = gold is not None and completion is not None
-    require(is_whole, f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
+    if gold is None or completion is None:
+        raise UsageError(f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
     return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source, str(row.get("question", "")))
 
 
