@@ -31,8 +31,8 @@ class CodeReward(Reward):
     A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. Asserts
     run outside: they call its functions, and get plain values. A machine that cannot enclose a program is refused.
 
-    In an assert, names that Python has are Python's, whatever the program defines; but an assert that calls nothing
-    else, such as `assert sorted([2, 1]) == [1, 2]`, is about a function of the program with this name.
+    In an assert, a name that Python has means Python's function, even if the program defines it. But an assert that
+    calls nothing else, such as `assert sorted([2, 1]) == [1, 2]`, is about the program's function of this name.
 
     Args:
         partial_credit: The value is the fraction of tests passed.

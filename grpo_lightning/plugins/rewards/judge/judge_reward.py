@@ -39,7 +39,7 @@ class JudgeReward(Reward):
     The rubric is a text file with `{question}`, `{completion}`, `{answer}` (the gold answer) and the data's other
     columns as placeholders. Each value reaches the judge as a JSON string that it can neither end nor leave.
 
-    A judge that fails, also when asked again, costs the sample; it is never a score of 0.
+    A judge that fails, also after repetitions, costs the sample; it is never a score of 0.
 
     Args:
         url: The address before `/chat/completions`, such as `http://localhost:8000/v1`. The environment variable

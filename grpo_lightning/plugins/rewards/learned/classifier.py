@@ -180,7 +180,7 @@ class RewardModel(Classifier):
         """The tokenizer's padding token, unless it is the end token too.
 
         The score is read at the last token that is not padding. If padding were the end token, the model would not see
-        the end, and could not tell completions that ended from those that were cut off.
+        the end, and could not tell finished completions from completions that were cut off.
         """
         padding = self.tokenizer.pad_token_id
         is_known = padding is not None and padding < self.config.vocab_size

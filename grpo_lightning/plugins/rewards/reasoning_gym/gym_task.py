@@ -66,7 +66,7 @@ class ReasoningGym(Task):
         starts = {"val": 0, "test": self.num_val, "predict": self.num_val, "train": 2 * self.num_val}
         require(split in starts, f"split={split!r} of ReasoningGym: use train, val, test or predict")
         start = starts[split]
-        # Earlier splits are made too, because their questions are not asked again.
+        # Earlier splits are made too, because no question is in two splits.
         entries = self._entries(start + (self.num_train if split == "train" else self.num_val))
         held_out = {text for text, _ in entries[:start]}
         questions = [

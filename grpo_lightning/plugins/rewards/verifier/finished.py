@@ -3,11 +3,10 @@ r"""Tells whether an answer is in finished form: `8\sqrt2` is, `\sqrt{50}+\sqrt{
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from functools import lru_cache
 
 from grpo_lightning.plugins.rewards.verifier import question
 from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, whole
-from grpo_lightning.plugins.rewards.verifier.grammar import Node, number_node
+from grpo_lightning.plugins.rewards.verifier.grammar import Node, number_node, per_tree
 from grpo_lightning.plugins.rewards.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
 from grpo_lightning.plugins.rewards.verifier.words import word_set
 
@@ -21,7 +20,7 @@ _STAYING = word_set("ln log lg log_ root pow")
 _TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 
 
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def unfinished(tree: Node) -> frozenset[str]:
     """Returns the operations that remain to be done, in words. An answer may leave the gold answer's operations."""
     operations = set[str]()
@@ -47,7 +46,7 @@ def allowed(golds: Iterable[Node], problem: str) -> frozenset[str]:
     """Returns the operations that an answer may leave: the gold answer's, and some that the question does not want.
 
     Without a question anything may be left that only tidies a formula. Without numbers in it the last step may be left.
-    Fractions are in lowest terms only if that is asked.
+    Fractions must be in lowest terms only if the question wants it.
     """
     operations = frozenset[str]().union(*map(unfinished, golds))
     operations |= frozenset() if question.words_of(problem) else _TIDYING

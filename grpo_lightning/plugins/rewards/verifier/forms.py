@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from functools import lru_cache
 
-from grpo_lightning.plugins.rewards.verifier.grammar import Node
+from grpo_lightning.plugins.rewards.verifier.grammar import Node, per_tree
 from grpo_lightning.plugins.rewards.verifier.numbers import literal
 
 ONE: Node = ("one",)
@@ -55,7 +54,7 @@ def is_tree(child: object) -> bool:
 # ----- a formula without its order
 
 
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
     r"""Returns a formula as a number times a normal form, equal for all orders of terms: -2, `x - 3` of `6 - 2x`.
 

@@ -17,6 +17,8 @@ from grpo_lightning.plugins.rewards.verifier.words import BELOW_100, MONTHS, SCA
 Node = tuple[Any, ...]
 """A tree: the kind of node, then its children. Equal trees have equal meaning; see `_Parser` for the kinds."""
 
+per_tree = lru_cache(maxsize=1 << 13)
+"""Remembers the results of a function for the latest trees."""
 MAX_TOKENS, MAX_DEPTH = 500, 25
 RELATIONS = word_set(
     "= < > le ge ne approx in equiv subset subseteq to sim mapsto propto notin parallel perp supset cong"

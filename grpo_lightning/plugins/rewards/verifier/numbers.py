@@ -10,7 +10,7 @@ from typing import Any
 from mpmath import MPContext, fp
 from mpmath.libmp import ComplexResult, NoConvergence
 
-from grpo_lightning.plugins.rewards.verifier.grammar import Node, number_node
+from grpo_lightning.plugins.rewards.verifier.grammar import Node, number_node, per_tree
 from grpo_lightning.plugins.rewards.verifier.words import word_set
 
 MAX_BITS = 40_000
@@ -36,7 +36,7 @@ def nodes(tree: Node) -> Iterator[Node]:
                 pending += [node for node in inner if isinstance(node, tuple) and node]
 
 
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def symbols(tree: Node) -> frozenset[str]:
     """Returns the names of the variables of a tree."""
     return frozenset(node[1] for node in nodes(tree) if node[0] == "symbol")
@@ -75,7 +75,7 @@ def _is_finished(tree: Node) -> bool:
     return kind == "number"
 
 
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def exact(tree: Node) -> Fraction | None:
     """Returns the value if rational arithmetic, factorials and binomials give it and it is not too long; else None."""
     kind = tree[0]

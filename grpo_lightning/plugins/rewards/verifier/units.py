@@ -21,7 +21,7 @@ dollar USD usd buck; cent 0.01 dollar: cent; euro: euro EUR; yen: yen JPY; yuan:
 ruble рублей рубля рубль; radian: rad radian; degree: degree deg; percent 100 one: percent; unit: unit; point: point;
 bit: bit; byte: byte; decibel: dB; fahrenheit: fahrenheit; celsius: celsius
 """
-"""Each unit with its size, unless it is a base, and its spellings; those of two letters also have a plural with s."""
+"""Each unit with its size, unless it is a base, and its spellings. From two letters on they have a plural with s."""
 UNITS: dict[str, str] = {}
 """The unit of each spelling."""
 _SIZES: dict[str, tuple[str, Fraction]] = {}

@@ -154,7 +154,7 @@ class Comparison:
             yield sentence
 
     def _without_modulus(self, gold: Claim, answer: Claim) -> Claim:
-        r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder modulo 7 is asked for."""
+        r"""Returns 2 for `2 \pmod 7` and `2^{100} \equiv 2 \pmod 7`, if the question wants a remainder modulo 7."""
         last = answer.items[-1].value
         wants_remainder = literal(gold.items[0].value) is not None and question.speaks_of(self.question, _MODULAR)
         if last[0] != "mod" or not wants_remainder:
@@ -201,7 +201,7 @@ class Comparison:
         return self.same_form(left, _with_names(left, right, _CONSTANTS - self.question_words))
 
     def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
-        """Tells whether the answer is named, and the question has this variable but asks for another one."""
+        """Tells whether the answer has the name of a variable of the question, which wants another variable."""
         if gold is None or answer is None:
             return False
         wanted_names = question.variables_of(self.question)
@@ -217,7 +217,7 @@ class Comparison:
             return None
 
     def same_domain(self, gold: Form, answer: Form) -> bool:
-        """Tells whether the side conditions are the same; those that say nothing may be left out."""
+        """Tells whether the side conditions are the same; conditions that say nothing may be left out."""
         if gold.domain and answer.domain:
             is_bound = [form.domain[0] in symbols(form.value) for form in (gold, answer) if form.domain]
             if gold.domain[1] != answer.domain[1] or is_bound[0] != is_bound[1]:

@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.jsonl:
             return 0 if grade_file(verifier, options.jsonl, options.out) else 1
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
-        verifier.read_questions([])  # so that the time below is that of a comparison
+        verifier.read_questions([])  # so that the time below is a comparison's, without the start of a worker
         completion = text if options.completion else rf"\boxed{{{text}}}"
         (grade_row,) = grade(verifier, [sample_of(options.gold, completion, question=options.question)])
         if grade_row["stage"] == "worker":

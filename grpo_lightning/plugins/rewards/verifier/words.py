@@ -54,7 +54,7 @@ def is_number_word(word: str) -> bool:
 
 
 def changes(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
-    """Tells whether one of the words beside a number changes its value, and does not only repeat what is asked for.
+    """Tells whether one of the words beside a number changes its value, and does not only repeat the question.
 
     The question, whose words are `question_words`, may ask for a half, or for quarters; it cannot allow `not`.
     """

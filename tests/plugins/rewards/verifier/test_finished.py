@@ -10,7 +10,7 @@ GIVEN = "Three numbers are 3, 4 and 12."
 
 
 def tree(text: str):
-    return read_claim(text).items[0].chain[2][-1]
+    return read_claim(text).items[0].value
 
 
 WHAT_IS_LEFT = [

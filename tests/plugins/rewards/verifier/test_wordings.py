@@ -49,7 +49,7 @@ SENTENCES = [
 def test_one_number_in_a_sentence(text, value):
     claim = read_sentence(text, words_of(QUESTION), QUESTION)
     assert claim is not None
-    assert exact(claim.items[0].chain[2][-1]) == value
+    assert exact(claim.items[0].value) == value
 
 
 @pytest.mark.parametrize("word", ["not", "or", "maybe", "almost", "twice", "guess", "unless", "wrong", "least", "half"])

@@ -162,7 +162,7 @@ def run_one(program: Program, test: Any) -> tuple[str, str]:
             status, output = program.ask("run", test["stdin"])
             if status != "ok":
                 return status, output
-            # White space at the ends of lines, and at that of the whole, does not count.
+            # White space at the ends of lines, and at the end of the output, does not count.
             actual, expected = (
                 [line.rstrip() for line in text.rstrip().splitlines()] for text in (output, test["stdout"])
             )
@@ -255,7 +255,7 @@ def run_pytest(program: Program, text: str, all_must_pass: bool) -> list[tuple[s
             raise AttributeError(name)
         return partial(program.call, name)
 
-    # The time of collecting counts, and that of each test; a test that never began has status `crash`.
+    # Collecting has a limit of time, and each test; a test that never began has status `crash`.
     class Plugin:
         def pytest_collection(self) -> None:
             running_test.enter_context(program.test())

@@ -1,13 +1,14 @@
 """Encloses a program that nobody has read, and runs it. Nothing here knows what a test expects.
 
-It takes read-only system folders and an empty one in memory as its root, in namespaces of its own. Stdin has requests,
-lines of JSON, each answered by a line `[STATUS, TEXT]`. The first is `[SOURCE, LIMITS]`; `refused` says that this
-machine cannot enclose it, `error` that it cannot be built. Each that follows is `[WHAT, TEXT, IS_NEW]`: runs it with
-TEXT as its input (`run`), or one of its functions (`call`), or says which of some names it defines (`names`). `IS_NEW`
-is true for the first request of a test. Then nothing that the program has started is left.
+The program's root is an empty folder in memory with read-only system folders, in namespaces of its own. Stdin has
+requests, lines of JSON. Each is answered by a line `[STATUS, TEXT]`. The first request is `[SOURCE, LIMITS]`; `refused`
+says that this machine cannot enclose the program, `error` that it cannot be built. Each later request is
+`[WHAT, TEXT, IS_NEW]`: it runs the program with TEXT as its input (`run`), or one of its functions (`call`), or finds
+out which names of a list it defines (`names`). `IS_NEW` is true for the first request of a test. After each request no
+process that the program has started is left.
 
-The limits are those of a program, not of each of its processes: process 1 adds up what they take. It counts the seconds
-of CPU time, and those in which no process would run if it could. While the machine does other work neither passes.
+The limits hold for a program, not for each of its processes: process 1 adds up what they take. It counts the seconds of
+CPU time, and the seconds in which no process would run if it could. While the machine does other work neither passes.
 """
 
 import contextlib
@@ -380,7 +381,7 @@ def call(program: ModuleType, name: str, args: Any, kwargs: Any) -> dict[str, An
 
 def become(what: str, files: list[int], source: str, limits: dict[str, Any]) -> None:
     """Turns this process into one of the program, which has three files and no other descriptors."""
-    # Limits of this process alone; those of the whole program are `Jail`'s.
+    # Limits of this process alone; `Jail` keeps the program to its limits.
     os.setsid()
     seconds = math.ceil(limits["seconds"])
     size = limits["file_bytes"]
