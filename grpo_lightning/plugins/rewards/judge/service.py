@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from email.utils import parsedate_to_datetime
@@ -19,10 +19,10 @@ from grpo_lightning.plugins.rewards.judge.limits import Limits
 from grpo_lightning.sandbox.pool import Closed, Outcome
 from grpo_lightning.types import Status, UsageError
 
-PASSING = {0, 408, 409, 425, 429, 500, 502, 503, 504}
-"""HTTP's statuses after which a request is repeated, since the reason may pass. 0 is no answer."""
 BUSY = {408, 409, 425, 429}
 """HTTP's statuses of a server that is there and has too much to do."""
+PASSING = BUSY | {0, 500, 502, 503, 504}
+"""HTTP's statuses after which a request is repeated, since the reason may pass. 0 is no answer."""
 LONGEST_PAUSE = 600.0
 """Seconds; a server that demands a longer pause has failed."""
 MAX_REPLY = 1 << 24
@@ -70,10 +70,8 @@ class Service:
     def refusal(self, body: dict[str, Any]) -> str:
         """Makes a request once; returns the reason why the server does not answer, empty if it does or is busy."""
         self._open()
-        key = self._key(body)
         try:
-            if not self._stored("SELECT text FROM replies WHERE key = ?", key):
-                self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, self._text(body))
+            self._kept(body, self._text)
         except ServerError as error:
             return "" if error.status in BUSY else str(error)
         except (sqlite3.Error, OSError) as error:
@@ -87,7 +85,7 @@ class Service:
         unique = dict(zip(keys, bodies, strict=True))
         with ThreadPoolExecutor(self.concurrency) as pool:
             try:
-                outcomes = dict(zip(unique, pool.map(self._outcome, unique, unique.values()), strict=True))
+                outcomes = dict(zip(unique, pool.map(self._outcome, unique.values()), strict=True))
             except BaseException:
                 self.close()
                 raise
@@ -107,14 +105,19 @@ class Service:
         """Returns the name of a reply in the cache: two servers may have a model of the same name."""
         return json.dumps([self.server.url, body], sort_keys=True)
 
-    def _outcome(self, key: str, body: dict[str, Any]) -> Outcome:
-        """Returns the text of a reply, from the cache or from the server."""
+    def _kept(self, body: dict[str, Any], request: Callable[[dict[str, Any]], str]) -> str:
+        """Returns the text of a reply, from the cache or by a request, whose reply the cache keeps."""
+        key = self._key(body)
+        if rows := self._stored("SELECT text FROM replies WHERE key = ?", key):
+            return rows[0][0]
+        text = request(body)
+        self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
+        return text
+
+    def _outcome(self, body: dict[str, Any]) -> Outcome:
+        """Returns the text of a reply, or the reason why there is none."""
         try:
-            if rows := self._stored("SELECT text FROM replies WHERE key = ?", key):
-                return Outcome(Status.OK, rows[0][0])
-            text = self._repeated(body)
-            self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
-            return Outcome(Status.OK, text)
+            return Outcome(Status.OK, self._kept(body, self._repeated))
         except ServerError as error:
             timed_out = isinstance(error.__cause__, TimeoutError)
             return Outcome(Status.TIMEOUT if timed_out else Status.ERROR, None, str(error))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -91,7 +92,6 @@ class LearnedReward(Reward):
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
-        self._chat: Chat | None = None
         seed_path = Path(self.model.path).expanduser() / SEED
         self.iterations.remember(0, read_labelled(seed_path) if seed_path.is_file() else [])
 
@@ -99,7 +99,7 @@ class LearnedReward(Reward):
         """Checks that model and files are there, and hands the questions to the grader."""
         _ = self.model.config, self.model.tokenizer
         if self.chat:
-            self._chat = Chat(self.model.tokenizer, key="chat=true of LearnedReward")
+            _ = self._chat
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
@@ -114,10 +114,15 @@ class LearnedReward(Reward):
         values = [sigmoid(score) for score in scores] if self.squash else scores
         return RewardResult(values, [Status.CUT if is_cut else Status.OK for _, is_cut in encoded])
 
+    @cached_property
+    def _chat(self) -> Chat:
+        """The reward model's own chat template."""
+        return Chat(self.model.tokenizer, key="chat=true of LearnedReward")
+
     def _prompt(self, prompt: Prompt) -> str:
+        """Returns the prompt as the reward model reads it."""
         if not self.chat:
             return prompt.text
-        self._chat = self._chat or Chat(self.model.tokenizer, key="chat=true of LearnedReward")
         question = prompt.question
         message = Message(role="user", content=question.text)
         return self._chat.text([*question.history, message]) + prompt.answer_prefix

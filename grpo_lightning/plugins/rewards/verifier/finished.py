@@ -48,10 +48,14 @@ def allowed(golds: Iterable[Node], problem: str) -> frozenset[str]:
     Without a question anything may be left that only tidies a formula. Without numbers in it the last step may be left.
     Fractions must be in lowest terms only if the question wants it.
     """
-    operations = frozenset[str]().union(*map(unfinished, golds))
-    operations |= frozenset() if question.words_of(problem) else _TIDYING
-    operations |= frozenset() if question.numbers_of(problem) else {"last step"}
-    return operations | (frozenset() if question.wants(problem, "simplest", "form") else {"reduction"})
+    operations = set[str]().union(*map(unfinished, golds))
+    if not question.words_of(problem):
+        operations |= _TIDYING
+    if not question.numbers_of(problem):
+        operations.add("last step")
+    if not question.wants(problem, "simplest", "form"):
+        operations.add("reduction")
+    return frozenset(operations)
 
 
 def num_terms(tree: Node) -> int:
@@ -96,7 +100,7 @@ def _left_in_product(node: Node) -> Iterator[str]:
     r"""Yields operations left in a product, multiplications and cancellations: `2 \cdot 3x`, `(4+2i)/2`, `x^2/x`."""
     # The numbers among the factors above and below the fraction bar.
     above, below = factors(node)
-    values = [[value for factor in side if (value := _factor_value(factor))] for side in (above, below)]
+    values = [[value for value in map(literal, side) if value and abs(value) != 1] for side in (above, below)]
     is_split = any(value.denominator > 1 for value in values[0]) and values[1]
     if len(values[0]) > 1 or len(values[1]) > 1 or is_split:
         yield "arithmetic"
@@ -141,12 +145,6 @@ def _left_in_power(node: Node) -> Iterator[str]:
         yield "power"
     if is_whole and base == _I:
         yield "product"
-
-
-def _factor_value(tree: Node) -> Fraction | None:
-    """Returns the value of a factor that is a number other than 1."""
-    value = literal(tree)
-    return None if value is None or abs(value) == 1 else value
 
 
 def _number_in(term: Node) -> Fraction:

@@ -151,11 +151,12 @@ class MathVerifier(Reward):
             else:
                 question = sample.prompt.question.text if self.policy["finished"] else ""
                 verdicts.append(decide(sample.answer, answer, question))
-        by_worker = self._compare([verdict for verdict in verdicts if isinstance(verdict, tuple)])
+        by_worker = {
+            pair: Verdict(outcome, "worker", f"{_OUTCOMES.get(outcome, outcome)}: `{pair[1]}` with `{pair[0]}`")
+            for pair, outcome in self._compare([pair for pair in verdicts if isinstance(pair, tuple)]).items()
+        }
         self._graded_golds.update(sample.answer for sample in samples)
-        return answers, [
-            verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
-        ]
+        return answers, [by_worker[verdict] if isinstance(verdict, tuple) else verdict for verdict in verdicts]
 
     def explain(self, gold: str, answer: str, question: str = "") -> dict[str, str]:
         """Returns the claims that a worker reads of both, and the first difference; empty if it takes too long."""
@@ -246,8 +247,3 @@ def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
         return _SAME_NUMBER
     are_whole = all(number is not None and number.denominator == 1 for number in (gold_number, answer_number))
     return _OTHER_NUMBER if are_whole else (gold, answer, question)
-
-
-def _by_worker(outcome: str, pair: Pair) -> Verdict:
-    """Returns the verdict of a worker, with its reason in words."""
-    return Verdict(outcome, "worker", f"{_OUTCOMES.get(outcome, outcome)}: `{pair[1]}` with `{pair[0]}`")

@@ -34,11 +34,10 @@ def number(text: str) -> Fraction | None:
         return None
     if not claim or claim.items[0].value[0] == "words":
         claim = read_sentence(text, frozenset())
-    return _number(claim) if claim else None
+    if not claim:
+        return None
 
-
-def _number(claim: Claim) -> Fraction | None:
-    """Returns the value of a claim that is one number, with names before it."""
+    # Names may stand before the number.
     _, operators, operands = claim.items[0].chain
     is_number = (
         len(claim.items) == 1 and not set(operators) - {"="} and all(side[0] == "symbol" for side in operands[:-1])

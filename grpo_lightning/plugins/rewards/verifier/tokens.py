@@ -154,10 +154,6 @@ class _Cutter:
     def last(self) -> Token:
         return self.tokens[-1] if self.tokens else Token("", "")
 
-    def after_operand(self) -> bool:
-        is_closed = self.last.text in (")", "]", "}", r"\}", "|", "!", "%", "circ")
-        return self.last.kind in ("number", "symbol", "word") or is_closed
-
     def splice(self, text: str) -> None:
         """Reads a text in place of what was read."""
         self.text, self.position = text + self.text[self.position :], 0
@@ -290,7 +286,8 @@ class _Cutter:
         run = match[0]
         low = run.casefold()
         start = match.start()
-        follows_operand = self.after_operand()
+        is_closed = self.last.text in (")", "]", "}", r"\}", "|", "!", "%", "circ")
+        follows_operand = is_closed or self.last.kind in ("number", "symbol", "word")
         meridiem = _MERIDIEM.match(self.text, start)
         if not run.isalpha():
             raise Unreadable(f"what does {run!r} mean?")

@@ -74,7 +74,9 @@ def _shown_claim(claim: Claim) -> str:
 def shown(tree: Node) -> str:
     """Returns a tree as one line: `add(x, mul(2, pi))`."""
     if tree[:1] == ("chain",):
-        return " ".join(map(str, (shown(tree[2][0]), *chain(*zip(tree[1], map(shown, tree[2][1:]), strict=True)))))
+        _, operators, operands = tree
+        right_sides = zip(operators, operands[1:], strict=True)
+        return shown(operands[0]) + "".join(f" {operator} {shown(operand)}" for operator, operand in right_sides)
     kind, *children = [shown(child) if isinstance(child, tuple) else str(child) for child in tree]
     return children[0] if kind in ("number", "symbol", "constant") else f"{kind}({', '.join(children)})"
 
@@ -232,7 +234,7 @@ class Comparison:
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
         value = answer.value
         chains = gold.item.chain, answer.item.chain
-        is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
+        is_equation = len(gold.item.operators) == len(answer.item.operators) == 1 and len(symbols(chains[0])) > 1
         names = gold.names, answer.names
         if factor is None or (all(names) and names[0].isdisjoint(names[1]) and _bare(gold).isdisjoint(_bare(answer))):
             return factor is not None and is_equation and self.same_relation(*chains)

@@ -74,9 +74,10 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     graded = [row | grade_row for (row, _), grade_row in zip(rows, grades, strict=True)]
     for sample, grade_row in zip(samples, grades, strict=True):
         if not grade_row["right"]:
-            status, answer, stage, reason = (grade_row[key] for key in ("status", "extracted", "stage", "why"))
-            verdict = f"wrong (status {status}), extracted {answer!r}, decided by {stage}: {reason}"
-            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {verdict}")
+            print(
+                f"{sample.prompt.question.source}: gold {sample.answer!r}: wrong (status {grade_row['status']}), "
+                f"extracted {grade_row['extracted']!r}, decided by {grade_row['stage']}: {grade_row['why']}"
+            )
     if out:
         texts = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in graded)
         out.write_text("".join(texts), encoding="utf-8", errors="backslashreplace")

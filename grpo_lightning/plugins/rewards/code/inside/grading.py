@@ -268,7 +268,6 @@ def run_pytest(program: Program, text: str, all_must_pass: bool) -> list[tuple[s
             random.Random(program.source).shuffle(items)
 
         def pytest_runtest_logstart(self) -> None:
-            running_test.close()
             running_test.enter_context(program.test())
 
         def pytest_runtest_logfinish(self) -> None:

@@ -11,6 +11,7 @@ The limits hold for a program, not for each of its processes: process 1 adds up 
 CPU time, and the seconds in which no process would run if it could. While the machine does other work neither passes.
 """
 
+import builtins
 import contextlib
 import ctypes
 import glob
@@ -400,7 +401,7 @@ def become(what: str, files: list[int], source: str, limits: dict[str, Any]) -> 
         os.execvp(command[0], command)
     sys.argv = ["main.py"]
     sys.path.insert(0, os.getcwd())
-    vars(sys.modules["builtins"]).update(exit=sys.exit, quit=sys.exit)
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
     if what in ("call", "names"):
         answer(what, source)
     code = compile(source, "main.py", "exec")
