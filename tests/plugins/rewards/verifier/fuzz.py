@@ -608,12 +608,10 @@ def _rewritten(rng: random.Random, tree: Tree) -> Tree:
 
 
 def _mutated(rng: random.Random, tree: Tree) -> Tree:
-    """The tree with one node changed."""
-    children = [index for index, child in enumerate(tree) if isinstance(child, tuple)]
-    if not children or rng.random() < 0.3:
-        return _changed(rng, tree)
-    index = rng.choice(children)
-    return (*tree[:index], _mutated(rng, tree[index]), *tree[index + 1 :])
+    """The tree with one thing changed."""
+    places = list(_places(tree))
+    place = rng.choice(places)
+    return _replaced(tree, place, lambda old: _changed(rng, old))
 
 
 def _changed(rng: random.Random, tree: Tree) -> Tree:
@@ -635,6 +633,19 @@ def _changed(rng: random.Random, tree: Tree) -> Tree:
     if kind == "div":
         return ("div", tree[2], tree[1])
     return rng.choice([("abs", tree), ("neg", tree), tree[1]])
+
+
+def _places(tree: Tree, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    yield path
+    for index, child in enumerate(tree):
+        if isinstance(child, tuple):
+            yield from _places(child, (*path, index))
+
+
+def _replaced(tree: Tree, path: tuple[int, ...], change: Callable[[Tree], Tree]) -> Tree:
+    if not path:
+        return change(tree)
+    return tuple(_replaced(child, path[1:], change) if index == path[0] else child for index, child in enumerate(tree))
 
 
 def _variables(tree: Tree) -> set[str]:
@@ -678,7 +689,7 @@ OPERATIONS: dict[str, Callable[..., float]] = {
 def _agree(ours: list[float], theirs: list[float]) -> bool:
     """Where one has a value, both have, and the same."""
     pairs = zip(ours, theirs, strict=True)
-    return all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or (a != a and b != b) for a, b in pairs)
+    return all(abs(a - b) <= 1e-6 * max(abs(a), abs(b)) + 1e-9 or (a != a and b != b) for a, b in pairs)
 
 
 def _differ(ours: list[float], theirs: list[float]) -> bool:
