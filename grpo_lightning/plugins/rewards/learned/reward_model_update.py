@@ -130,7 +130,7 @@ class RewardUpdate:
         return ranks.gather(Quality(accuracy(score.sigmoid(), label, group), float(loss)))[0]
 
     def accepts(self, trial: Trial) -> bool:
-        """True if accuracy gains `min_gain` on the new prompts, and loses at most `max_forgetting` on old ones.
+        """Tells whether accuracy gains `min_gain` on new prompts, and loses at most `max_forgetting` on old ones.
 
         A gain of just `min_gain` counts with a smaller loss. Nothing is accepted where an accuracy is NaN.
         """

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from grpo_lightning.plugins.rewards.verifier import question
-from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, whole
+from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, small_integer
 from grpo_lightning.plugins.rewards.verifier.grammar import Node, number_node, per_tree
 from grpo_lightning.plugins.rewards.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
 from grpo_lightning.plugins.rewards.verifier.words import word_set
@@ -66,7 +66,9 @@ def num_terms(tree: Node) -> int:
     if kind == "mul":
         return math.prod(map(num_terms, children))
     if kind == "pow":
-        return 2 if _I in nodes(children[1]) else num_terms(children[0]) ** min(4, max(1, whole(children[1]) or 1))
+        return (
+            2 if _I in nodes(children[1]) else num_terms(children[0]) ** min(4, max(1, small_integer(children[1]) or 1))
+        )
     return num_terms(children[-1] if kind == "pm" else children[0]) if kind in ("neg", "div", "pm") else 1
 
 

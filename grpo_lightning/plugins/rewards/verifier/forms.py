@@ -40,7 +40,7 @@ def factors(tree: Node) -> tuple[list[Node], list[Node]]:
     return above, below
 
 
-def whole(tree: Node) -> int | None:
+def small_integer(tree: Node) -> int | None:
     """Returns the value if it is a small integer, as of an exponent; else None."""
     value = literal(tree)
     return int(value) if value is not None and value.denominator == 1 and abs(value) <= _LARGEST_POWER else None
@@ -85,7 +85,7 @@ def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
         if not pulls and unscaled[0] == "sum" and number.denominator > 1:  # `\frac12 (x + 1)` is `\frac x2 + \frac12`
             return _sum([(number * coefficient, child) for coefficient, child in unscaled[1:]], pulls)
         return number, unscaled
-    if kind == "root" and (degree := whole(tree[1])):
+    if kind == "root" and (degree := small_integer(tree[1])):
         return _power(tree[2], Fraction(1, degree), pulls)
     if kind == "pow" and (exponent := literal(tree[2])) is not None:
         return _power(tree[1], exponent, pulls)

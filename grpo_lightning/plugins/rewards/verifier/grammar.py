@@ -298,7 +298,7 @@ class _Parser:
         return [token.text for token in self.tokens[start : self.position]]
 
     def item(self) -> Item:
-        """One item: a choice, words, or values and the relations between them, with a unit."""
+        """Takes an item: a choice, words, or values and the relations between them, with a unit."""
         if choice := self.choice():
             return Item(("chain", (), (choice,)))
 
@@ -335,7 +335,7 @@ class _Parser:
         return Item(("chain", tuple(operators), tuple(operands)), unit, words != "", words == "things")
 
     def operand(self) -> Node:
-        """One operand of a relation: words, a name, an expression, or a time."""
+        """Takes an operand of a relation: words, a name, an expression, or a time."""
         start = 1
         while self.peek(start).text in ("st", "nd", "rd", "th", "of"):
             start += 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, order, whole
+from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, order, small_integer
 from grpo_lightning.plugins.rewards.verifier.grammar import Claim, Node
 from grpo_lightning.plugins.rewards.verifier.numbers import is_percent, literal, nodes, symbols
 from grpo_lightning.plugins.rewards.verifier.question import Formulas, formulas_of, key, numbers_of, wants
@@ -64,7 +64,7 @@ def _operation(tree: Node) -> str:
     """Returns the kind of a node that no polynomial has: a function, a root, a division by variables; else empty."""
     if not symbols(tree) or tree[0] in ("add", "mul", "neg", "symbol", "degree"):
         return ""
-    is_whole = tree[0] == "pow" and (whole(tree[2]) or 0) > 0
+    is_whole = tree[0] == "pow" and (small_integer(tree[2]) or 0) > 0
     return "" if is_whole or (tree[0] == "div" and not symbols(tree[2])) else tree[0]
 
 
@@ -72,7 +72,9 @@ def _skeleton(tree: Node) -> Any:
     """Returns a key that spellings of a form share, up to order and signs; of a product of numbers its factors."""
     numerator, _ = factors(tree)
     if tree[0] in ("mul", "pow") and not symbols(tree) and all(map(literal, numerator)):
-        powers = [(factor[1], whole(factor[2]) or 1) if factor[0] == "pow" else (factor, 1) for factor in numerator]
+        powers = [
+            (factor[1], small_integer(factor[2]) or 1) if factor[0] == "pow" else (factor, 1) for factor in numerator
+        ]
         return sorted(literal(base) for base, times in powers for _ in range(times))
     if tree[0] == "chain":
         return sorted((_skeleton(side) for side in tree[2]), key=str)

@@ -347,6 +347,7 @@ class Comparison:
         return is_same
 
     def _same_value(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
+        """Tells whether two values in one spelling are equal and the answer is in finished form."""
         # A number in the base of the question is written with the base or without.
         kinds = gold[0], answer[0]
         if "base" in self.question_words and {*kinds} == {"base", "number"}:
@@ -366,7 +367,7 @@ class Comparison:
         if "words" in kinds:
             return bool(_texts(gold)) and _texts(gold)[0] in _texts(answer)
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
-            return self.same_whole(gold, answer)
+            return self.same_compound(gold, answer)
 
         # Formulas, which must be in finished form. A decimal is no answer where the gold answer is exact.
         may_stay = {"complex pow"} if ("constant", "i") in nodes(gold) else set()
@@ -409,7 +410,7 @@ class Comparison:
             return equality.equal_constants(*(("degree", b) if d else b for b, d in zip(bare, in_degrees, strict=True)))
         return [gold, answer] != bare and (all(in_degrees) or not any(in_radians)) and self.same_value(*bare)
 
-    def same_whole(self, gold: Node, answer: Node) -> bool:
+    def same_compound(self, gold: Node, answer: Node) -> bool:
         """Tells whether two compound values are equal: tuples, intervals, sets, matrices and others."""
         kind = gold[0]
         if "record" in (kind, answer[0]):
@@ -513,7 +514,7 @@ def _is_free(domain: tuple[str, Node] | None, form: Form) -> bool:
 
 
 def _texts(tree: Node) -> list[str]:
-    """Words as one text, then what stands before and behind an `is` in them: `The function is odd`; none for others."""
+    """Returns words as one text, then the words before and behind each `is` (`It is odd`); none for other trees."""
     if tree[0] not in ("words", "symbol"):
         return []
     words = [str(word).casefold().rstrip(".") for word in tree[1:]]
