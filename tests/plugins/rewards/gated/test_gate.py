@@ -103,8 +103,12 @@ def test_it_scores_early_and_grades_cheaply_if_both_do() -> None:
     assert Gated(FormatReward(), Exact()).grades_cheaply and not Gated(FormatReward(), waits).grades_cheaply
 
 
+def constant(sample: Sample) -> float:
+    return 0.25
+
+
 def test_a_plain_function_may_be_the_gate() -> None:
-    assert isinstance(Gated(FormatReward(), lambda sample: 0.25).gate, FunctionReward)  # type: ignore[arg-type]
+    assert isinstance(Gated(FormatReward(), constant).gate, FunctionReward)  # type: ignore[arg-type]
 
 
 class Learns(Says):
