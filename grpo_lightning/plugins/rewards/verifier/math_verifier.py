@@ -129,7 +129,8 @@ class MathVerifier(Reward):
         self, samples: Sequence[Sample], answers: Sequence[str | None], verdicts: Sequence[Verdict]
     ) -> RewardResult:
         """Returns the result of `grade` as values, statuses and names of the answers."""
-        result = RewardResult([], [], names := [])
+        names: list[str | None] = []
+        result = RewardResult([], [], names)
         for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
             outcome = verdict.outcome
             result.value.append(math.nan if outcome in (GOLD_BAD, Status.NO_GOLD) else float(outcome == EQUAL))
@@ -171,8 +172,9 @@ class MathVerifier(Reward):
         """
         from grpo_lightning import ranks  # imports torch, which the workers do not need
 
-        slow_by_rank, graded_by_rank = zip(*ranks.gather((self._slow_golds, self._graded_golds)), strict=True)
-        self._counted.append((len(set().union(*slow_by_rank)), len(set().union(*graded_by_rank))))
+        golds_by_rank = zip(*ranks.gather((self._slow_golds, self._graded_golds)), strict=True)
+        slow, count = (len(set[str]().union(*golds)) for golds in golds_by_rank)
+        self._counted.append((slow, count))
         self._slow_golds = set()
         self._graded_golds = set()
 
