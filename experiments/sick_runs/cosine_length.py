@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_lightning import Reward, RewardResult, Run, Sample
-from grpo_lightning.plugins.rewards.gated.gate import part_of
+from grpo_lightning.plugins.rewards.gated.gate import nested
 from grpo_lightning.types import at_least
 
 
@@ -43,7 +43,7 @@ class CosineLength(Reward):
     ) -> None:
         super().__init__(weight, name)
         at_least("max_length", max_length, 1, "CosineLength")
-        self.verifier = part_of(self, "verifier", verifier)
+        self.verifier = nested(self, "verifier", verifier)
         self.parts = (self.verifier,)
         self.scores_early = self.verifier.scores_early
         self.max_length = max_length

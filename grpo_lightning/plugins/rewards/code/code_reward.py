@@ -11,7 +11,7 @@ from grpo_lightning import ranks
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.reward import Reward, Run
 from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
-from grpo_lightning.types import Question, Sample, Status, UsageError, at_least, require
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ TRIALS: tuple[tuple[str, list[Any]], ...] = (
     ("print(input()[::-1])", [{"stdin": "abc\n", "stdout": "cba\n"}]),
     ("def double(n): return 2 * n", ["assert double(3) == 6"]),
 )
-"""Programs with their tests, which a machine that can enclose a program runs before the first completion."""
+"""Programs with their tests, which must pass before the first completion is sampled."""
 
 
 class CodeReward(Reward):
@@ -31,20 +31,20 @@ class CodeReward(Reward):
     A program runs in namespaces of its own, with limits, without a network, and sees no file but the system's. Asserts
     run outside: they call its functions, and get plain values. A machine that cannot enclose a program is refused.
 
-    In an assert, names that Python has are Python's, whatever the program defines; but an assert that calls nothing
-    else, such as `assert sorted([2, 1]) == [1, 2]`, is about a function of the program with this name.
+    In an assert, a name that Python has means Python's function, even if the program defines it. But an assert that
+    calls nothing else, such as `assert sorted([2, 1]) == [1, 2]`, is about the program's function of this name.
 
     Args:
         partial_credit: The value is the fraction of tests passed.
-        timeout: CPU seconds per call of the program or run on an input, all of its processes together. One that only
-            waits is ended after as long; so is a test whose calls take twice as long together. What the test does with
-            the values may take three quarters of it. Neither time passes while the machine is busy with other work.
+        timeout: CPU seconds per call of the program or run on an input, all of its processes together. A program that
+            only waits is ended after as long, and a test after twice as long in all of its calls. The test's own
+            computation may take three quarters of it. No time passes while the machine is busy with other work.
         memory_limit_mb: Memory of a program in MiB, all of its processes and files together, in addition to what
             Python needs. Its files, which are in memory too, may have an eighth of it.
         command: The command that runs a program, the file `main`: `[node, main]`. Tests need `stdin` then.
         build: The command that compiles it, once per completion: `[gcc, -x, c, main]`.
-        unsafe: Runs programs without namespaces where these are missing, as you. They can then do all that you can.
-        num_workers: Number of programs under way at once.
+        unsafe: Run programs without namespaces where these are missing, as your user: they can do all that you can.
+        num_workers: Number of programs that run at the same time.
     """
 
     scores_early = True
@@ -71,16 +71,16 @@ class CodeReward(Reward):
         self._pool = WorkerPool(num_workers, timeout=60 * timeout + 60, memory_limit_mb=4 * memory_limit_mb)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
+        """Refuses questions without tests, and pytest files where pytest is missing."""
         for question in questions:
-            needs_pytest = isinstance(self._tests(question), str)
-            require(
-                not needs_pytest or find_spec("pytest") is not None,
-                f"{question.source or 'a question'}: its tests are a pytest file, and pytest is not installed here: "
-                "pip install pytest, or give a list of asserts",
-            )
+            if isinstance(self._tests(question), str) and find_spec("pytest") is None:
+                raise UsageError(
+                    f"{question.source or 'a question'}: its tests are a pytest file, and pytest is not installed "
+                    "here: pip install pytest, or give a list of asserts"
+                )
 
     def setup(self, run: Run) -> None:
-        """Runs programs as `score` does. Refuses a machine that cannot enclose them, unless that is allowed."""
+        """Tries programs as `score` runs them. Refuses a machine that cannot enclose them, unless `unsafe` is set."""
         reason = self._trial()
         if not reason:
             return
@@ -93,12 +93,12 @@ class CodeReward(Reward):
         self.limits["unsafe"] = True
         if ranks.rank() == 0:
             log.warning("%s; unsafe=true: programs run with all your rights", reason)
-        unsafe_reason = self._trial()
-        require(not unsafe_reason, f"{unsafe_reason}, with `unsafe: true` too")
+        if reason := self._trial():
+            raise UsageError(f"{reason}, with `unsafe: true` too")
 
     def _trial(self) -> str:
-        """Why this machine cannot run a program; empty if it can."""
-        # Nobody knows a program in the language of another command: that one must be there.
+        """Returns the reason why this machine cannot run a program; empty if it can."""
+        # In the language of a `command` there is no program to try: only the command must be there.
         trials = [("", [])] if self.limits["run"] else TRIALS
         limits = self.limits | {"build": None}
         tasks = [[f"```\n{program}\n```", tests, limits, True] for program, tests in trials]
@@ -111,12 +111,13 @@ class CodeReward(Reward):
         return ""
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`, or that of the first test that failed: `wrong`, `error`, `timeout`, `too_long` or `crash`.
+        """Runs the tests of each completion's program.
 
-        Without a fenced program it is `no_answer`. A sandbox that fails gives NaN and `error`.
+        The status is `ok`, or the status of the first test that failed: `wrong`, `error`, `timeout`, `too_long` or
+        `crash`. Without a fenced program it is `no_answer`. A sandbox that fails gives NaN and `error`.
         """
-        whole = not self.partial_credit
-        tasks = [[sample.turn, self._tests(sample.prompt.question), self.limits, whole] for sample in samples]
+        all_must_pass = not self.partial_credit
+        tasks = [[sample.turn, self._tests(sample.prompt.question), self.limits, all_must_pass] for sample in samples]
         outcomes = self._pool.map(inside("grading.grade", __file__), tasks)
         notes: list[str] = []
         result = RewardResult([], [], note=notes)
@@ -133,7 +134,7 @@ class CodeReward(Reward):
         self._pool.close()
 
     def _verdict(self, outcome: Outcome) -> tuple[float, str, str]:
-        """Value, status and note of a program: 0 if it took too much, NaN where the sandbox failed."""
+        """Returns the value, status and note of a program: 0 if it took too much, NaN where the sandbox failed."""
         if outcome.status != Status.OK:
             took = outcome.status in (Status.TIMEOUT, Status.MEMORY)
             return 0.0 if took else math.nan, outcome.status, outcome.error
@@ -143,20 +144,21 @@ class CodeReward(Reward):
         passed = statuses.count(Status.OK)
         failed = next((status for status in statuses if status not in (Status.OK, "not_run")), Status.OK)
         value = passed / len(statuses) if self.partial_credit else float(passed == len(statuses))
-        lines = [f"test {index}: {status} {why}".strip() for index, (status, why) in enumerate(outcome.value, 1)]
+        lines = [f"test {index}: {status} {note}".strip() for index, (status, note) in enumerate(outcome.value, 1)]
         return value, failed, "\n".join(lines)
 
     def _tests(self, question: Question) -> Any:
-        """The tests of a question."""
-        tests, calls = question.metadata.get("tests"), self.limits["run"] is None
-        is_file = calls and isinstance(tests, str) and "def test" in tests
-        fits = isinstance(tests, list) and all(
-            (isinstance(test, dict) and {"stdin", "stdout"} <= test.keys()) or (calls and isinstance(test, str))
+        """Returns the tests of a question. Raises UsageError where they are none that this reward can run."""
+        tests = question.metadata.get("tests")
+        is_python = self.limits["run"] is None
+        is_file = is_python and isinstance(tests, str) and "def test" in tests
+        is_list = isinstance(tests, list) and all(
+            (isinstance(test, dict) and {"stdin", "stdout"} <= test.keys()) or (is_python and isinstance(test, str))
             for test in tests
         )
-        require(
-            bool(tests and (fits or is_file)),
-            f"{question.source or 'a question'}: tests={str(tests)[:80]}: {self.name} needs a list of asserts "
-            "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}",
-        )
+        if not tests or not (is_list or is_file):
+            raise UsageError(
+                f"{question.source or 'a question'}: tests={str(tests)[:80]}: {self.name} needs a list of asserts "
+                "or of {stdin, stdout}, or a pytest file; with `command` only {stdin, stdout}"
+            )
         return tests

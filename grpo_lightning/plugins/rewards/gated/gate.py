@@ -9,14 +9,18 @@ from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.types import Sample, Status, UsageError
 
 
-def part_of(whole: Reward, key: str, part: Reward) -> Reward:
-    """`part`, unless it cannot be the argument `key` of `whole`: its weight is ignored there, and it cannot learn."""
-    part = as_reward(part)
-    if part.weight != 1:
-        raise UsageError(f"{key}.weight={part.weight} of {whole.name}: leave it at 1; `weight` of {whole.name} counts")
-    if type(part).learn is not Reward.learn:
-        raise UsageError(f"{key}={type(part).__name__} of {whole.name}: put a reward that learns into the list itself")
-    return part
+def nested(owner: Reward, key: str, reward: Reward) -> Reward:
+    """Returns a reward that is the argument `key` of another one. Raises UsageError if it has a weight or learns."""
+    reward = as_reward(reward)
+    if reward.weight != 1:
+        raise UsageError(
+            f"{key}.weight={reward.weight} of {owner.name}: leave it at 1; `weight` of {owner.name} counts"
+        )
+    if type(reward).learn is not Reward.learn:
+        raise UsageError(
+            f"{key}={type(reward).__name__} of {owner.name}: put a reward that learns into the list itself"
+        )
+    return reward
 
 
 class Gated(Reward):
@@ -34,19 +38,21 @@ class Gated(Reward):
         self, reward: Reward, gate: Reward, threshold: float = 0.5, weight: float = 1.0, name: str | None = None
     ) -> None:
         super().__init__(weight, name)
-        self.reward = part_of(self, "reward", reward)
-        self.gate = part_of(self, "gate", gate)
+        self.reward = nested(self, "reward", reward)
+        self.gate = nested(self, "gate", gate)
         self.threshold = threshold
         self.parts = self.gate, self.reward
-        self.scores_early = all(part.scores_early for part in self.parts)
-        self.grades_cheaply = all(part.grades_cheaply for part in self.parts)
+        self.scores_early = all(reward.scores_early for reward in self.parts)
+        self.grades_cheaply = all(reward.grades_cheaply for reward in self.parts)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """The statuses of the two joined by `-`, gate first, without `ok`: `no_answer-no_match`.
+        """Scores the completions by both rewards.
 
-        If both are `ok`, the status is `ok` when the gate is open, else `closed`. The answers are the gate's.
+        The status is the two statuses other than `ok`, gate first: `no_answer-no_match`. If both are `ok`, it is `ok`
+        when the gate is open, else `closed`. The answers are the gate's.
         """
-        gates, inner = self.gate(samples), self.reward(samples)
+        gates = self.gate(samples)
+        inner = self.reward(samples)
         result = RewardResult([], [], gates.answer, None if inner.segments is None else [])
         for row, gate in enumerate(gates.value):
             is_open = gate > self.threshold

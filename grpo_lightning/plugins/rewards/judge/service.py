@@ -1,4 +1,4 @@
-"""The server of a judge, of OpenAI's kind, with limits, repetitions, and a cache on disk."""
+"""The client of a judge behind an OpenAI-compatible address, with limits, repetitions, and a cache on disk."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from email.utils import parsedate_to_datetime
@@ -19,22 +19,32 @@ from grpo_lightning.plugins.rewards.judge.limits import Limits
 from grpo_lightning.sandbox.pool import Closed, Outcome
 from grpo_lightning.types import Status, UsageError
 
-PASSING = {0, 408, 409, 425, 429, 500, 502, 503, 504}
-"""HTTP's numbers for what may pass: the request is repeated. 0 is no answer."""
-BUSY = {408, 409, 425, 429}  # those of a server that is there and has too much to do
-LONGEST_PAUSE = 600.0  # seconds; a server that asks for more has failed
-MAX_REPLY = 1 << 24  # bytes; a reply is an object with a sentence and a number
-LOOK_SECONDS = 0.02  # after which the first of those that wait for the limits looks again
+BUSY = {408, 409, 425, 429}
+"""HTTP's statuses of a server that is there and has too much to do."""
+PASSING = BUSY | {0, 500, 502, 503, 504}
+"""HTTP's statuses after which a request is repeated, since the reason may pass. 0 is no answer."""
+LONGEST_PAUSE = 600.0
+"""Seconds; a server that demands a longer pause has failed."""
+MAX_REPLY = 1 << 24
+"""Bytes; a reply is an object with a sentence and a number."""
+LOOK_SECONDS = 0.02
+"""Seconds between two looks of a waiting thread at the limits."""
 
 
 class Service:
-    """A judge. Equal requests are made once, and never again while the file of the cache is there.
+    """Requests to a judge. Equal requests are made once, and never again while the file of the cache is there.
 
-    `rates` are requests and tokens per minute, None for no limit. Tokens are those that the server counts; before a
-    reply they are estimated. `timeout` is the longest silence in seconds, `cache` a file, empty for none.
+    Args:
+        url: The address before `/chat/completions`.
+        concurrency: Largest number of requests at the same time.
+        rates: Requests and tokens per minute, None for no limit. The server counts tokens; before its reply they are
+            estimated.
+        timeout: Longest silence in seconds.
+        cache: The file that keeps replies; empty for none.
     """
 
-    pauses = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the repetitions of a request
+    pauses = (0.5, 1.0, 2.0, 4.0, 8.0)
+    """Seconds before the repetitions of a request."""
 
     def __init__(self, url: str, concurrency: int, rates: Sequence[float | None], timeout: float, cache: str) -> None:
         token = os.environ.get("JUDGE_API_KEY", "").strip()
@@ -43,9 +53,14 @@ class Service:
                 "JUDGE_API_KEY: the key holds a space, a line break or a letter that no key has: copy it anew"
             )
         self.server = Server(url, timeout, "url", token, MAX_REPLY)
-        self.concurrency, self.rates, self.cache = concurrency, rates, cache
-        self.writing, self.closed, self.hung_up = threading.Lock(), threading.Event(), ExitStack()
-        self.turn = threading.Lock()  # of the one thread that waits for the limits; the others wait for it
+        self.concurrency = concurrency
+        self.rates = rates
+        self.cache = cache
+        self.writing = threading.Lock()
+        self.closed = threading.Event()
+        self.hung_up = ExitStack()
+        self.turn = threading.Lock()
+        """Held by the thread that waits for the limits; the other threads wait for it."""
         self.share(1)
 
     def share(self, num_ranks: int) -> None:
@@ -53,12 +68,10 @@ class Service:
         self.limits = Limits(*((rate or math.inf) / num_ranks for rate in self.rates))
 
     def refusal(self, body: dict[str, Any]) -> str:
-        """Why the server does not answer a request, which is made once; empty if it does, or is merely busy."""
+        """Makes a request once; returns the reason why the server does not answer, empty if it does or is busy."""
         self._open()
-        key = self._key(body)
         try:
-            if not self._stored("SELECT text FROM replies WHERE key = ?", key):
-                self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, self._text(body))
+            self._kept(body, self._text)
         except ServerError as error:
             return "" if error.status in BUSY else str(error)
         except (sqlite3.Error, OSError) as error:
@@ -66,17 +79,17 @@ class Service:
         return ""
 
     def ask(self, bodies: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """The text of the reply to each body; `error` or `timeout` if there is none."""
+        """Returns the text of the reply to each body; status `error` or `timeout` if there is none."""
         self._open()
         keys = [self._key(body) for body in bodies]
         unique = dict(zip(keys, bodies, strict=True))
         with ThreadPoolExecutor(self.concurrency) as pool:
             try:
-                found = dict(zip(unique, pool.map(self._outcome, unique, unique.values()), strict=True))
+                outcomes = dict(zip(unique, pool.map(self._outcome, unique.values()), strict=True))
             except BaseException:
                 self.close()
                 raise
-        return [found[key] for key in keys]
+        return [outcomes[key] for key in keys]
 
     def _open(self) -> None:
         """Allows requests again after `close`."""
@@ -89,25 +102,30 @@ class Service:
         self.hung_up.enter_context(self.server.hung_up())
 
     def _key(self, body: dict[str, Any]) -> str:
-        """The name of a reply in the cache: two servers may have a model of the same name."""
+        """Returns the name of a reply in the cache: two servers may have a model of the same name."""
         return json.dumps([self.server.url, body], sort_keys=True)
 
-    def _outcome(self, key: str, body: dict[str, Any]) -> Outcome:
-        """The text of a reply, which is kept."""
+    def _kept(self, body: dict[str, Any], request: Callable[[dict[str, Any]], str]) -> str:
+        """Returns the text of a reply, from the cache or by a request, whose reply the cache keeps."""
+        key = self._key(body)
+        if rows := self._stored("SELECT text FROM replies WHERE key = ?", key):
+            return rows[0][0]
+        text = request(body)
+        self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
+        return text
+
+    def _outcome(self, body: dict[str, Any]) -> Outcome:
+        """Returns the text of a reply, or the reason why there is none."""
         try:
-            if kept := self._stored("SELECT text FROM replies WHERE key = ?", key):
-                return Outcome(Status.OK, kept[0][0])
-            text = self._repeated(body)
-            self._stored("INSERT OR REPLACE INTO replies VALUES (?, ?)", key, text)
-            return Outcome(Status.OK, text)
+            return Outcome(Status.OK, self._kept(body, self._repeated))
         except ServerError as error:
-            late = isinstance(error.__cause__, TimeoutError)
-            return Outcome(Status.TIMEOUT if late else Status.ERROR, None, str(error))
+            timed_out = isinstance(error.__cause__, TimeoutError)
+            return Outcome(Status.TIMEOUT if timed_out else Status.ERROR, None, str(error))
         except (sqlite3.Error, OSError) as error:  # a disk that is full
             return Outcome(Status.ERROR, None, f"{type(error).__name__}: {error}")
 
     def _repeated(self, body: dict[str, Any]) -> str:
-        """The text of a reply, after as many repetitions as are allowed."""
+        """Returns the text of a reply, after as many repetitions as are allowed."""
         for pause in self.pauses:
             try:
                 return self._text(body)
@@ -120,8 +138,10 @@ class Service:
         return self._text(body)
 
     def _text(self, body: dict[str, Any]) -> str:
-        """The text of one reply, once the limits allow to ask for it."""
-        request, tokens = object(), len(str(body)) / 3 + body.get("max_tokens", 0)
+        """Returns the text of a reply, requested as soon as the limits allow it."""
+        # Three characters per token: an estimate, until the server tells the number.
+        request = object()
+        tokens = len(str(body)) / 3 + body.get("max_tokens", 0)
         with self.turn:
             while self.closed.is_set() or not self.limits.begin(request, tokens):
                 if self.closed.wait(LOOK_SECONDS):
@@ -139,9 +159,9 @@ class Service:
             self.limits.end(request, tokens)
 
     def _stored(self, query: str, *values: str) -> list[tuple[str]]:
-        """The rows that the cache has for a query."""
-        is_missing = query.startswith("SELECT") and not Path(self.cache).exists()
-        if not self.cache or is_missing:  # a run that is refused leaves no file
+        """Runs a query on the cache; returns its rows."""
+        # Reading makes no file: a run that is refused leaves none.
+        if not self.cache or (query.startswith("SELECT") and not Path(self.cache).exists()):
             return []
         Path(self.cache).parent.mkdir(parents=True, exist_ok=True)
         with self.writing, closing(sqlite3.connect(self.cache, timeout=60)) as database, database:
@@ -150,7 +170,7 @@ class Service:
 
 
 def seconds_of(retry_after: str) -> float:
-    """The seconds that a header asks for, by a number or a date; 0 if it does not."""
+    """Returns the seconds until a header's number or date has passed; 0 if it has neither."""
     with suppress(ValueError):
         return float(retry_after)
     with suppress(ValueError):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,22 +20,29 @@ from grpo_lightning.rewards.reward import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Message, Prompt, Question, Sample, Status, UsageError
 
-SEED = "seed.jsonl"  # the file beside a reward model with its training data, as written by `tools/make_reward_model.py`
-
+SEED = "seed.jsonl"
+"""The file beside a reward model with its training data, as written by `tools/make_reward_model.py`."""
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
-"""The statuses of a grader that failed: its value is then not a label."""
+"""The statuses of a grader that failed: its value is not a label."""
 
 
-class Judged(NamedTuple):
+class LabelledCompletion(NamedTuple):
     """One completion of a step with its label, which ranks exchange."""
 
     id: int
+    """The id of the prompt."""
     prompt: str
+    """The prompt as the reward model reads it."""
     completion: str
+    """The text of the completion."""
     length: int
-    ended: bool
+    """The number of its tokens."""
+    has_ended: bool
+    """Whether it ended by itself."""
     label: float
+    """The grader's value, from 0 to 1."""
     value: float
+    """The value of this reward."""
 
 
 class LearnedReward(Reward):
@@ -50,12 +58,13 @@ class LearnedReward(Reward):
             such as the policy. A causal LM gets a new head, which at first scores every completion the same.
         grader: The reward that labels completions, from 0 to 1: the name of another reward of the list, or a reward
             that is used for nothing else. Completions on which it fails are not learned from.
-        replay: The completions that it learns from and is tested on; a tenth of each batch is from earlier iterations.
-        update: Its training at the end of an iteration, and the test that the new weights must pass.
+        replay: The completions that the model learns from and is tested on; a tenth of each batch is from earlier
+            iterations.
+        update: The training at the end of an iteration, and the test that the new weights must pass.
         squash: Use the probability σ(r) as the reward instead of r.
         chat: Render the question in the reward model's own chat template. Otherwise it reads the policy's prompt.
         max_tokens: Tokens in one forward or backward of the reward model, padding included.
-        dtype: Type of its weights; train it in float32.
+        dtype: Type of the reward model's weights; train it in float32.
     """
 
     grades_cheaply = False
@@ -83,15 +92,14 @@ class LearnedReward(Reward):
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
-        self._chat: Chat | None = None
         seed_path = Path(self.model.path).expanduser() / SEED
         self.iterations.remember(0, read_labelled(seed_path) if seed_path.is_file() else [])
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Checks that model and files are there, and lets the grader read the gold answers."""
+        """Checks that model and files are there, and hands the questions to the grader."""
         _ = self.model.config, self.model.tokenizer
         if self.chat:
-            self._chat = Chat(self.model.tokenizer, key="chat=true of LearnedReward")
+            _ = self._chat
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
@@ -99,35 +107,44 @@ class LearnedReward(Reward):
         self.model.load(run.device)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`, or `cut` where the beginning did not fit the reward model's context."""
+        """Scores the completions by r_φ. The status is `ok`, or `cut` where the beginning did not fit its context."""
         texts = [(self._prompt(s.prompt), s.text, s.finish_reason is FinishReason.STOP) for s in samples]
         encoded = [self.model.encode(*text) for text in texts]
         scores = self.model.score([ids for ids, _ in encoded])
         values = [sigmoid(score) for score in scores] if self.squash else scores
         return RewardResult(values, [Status.CUT if is_cut else Status.OK for _, is_cut in encoded])
 
+    @cached_property
+    def _chat(self) -> Chat:
+        """The reward model's own chat template."""
+        return Chat(self.model.tokenizer, key="chat=true of LearnedReward")
+
     def _prompt(self, prompt: Prompt) -> str:
+        """Returns the prompt as the reward model reads it."""
         if not self.chat:
             return prompt.text
-        self._chat = self._chat or Chat(self.model.tokenizer, key="chat=true of LearnedReward")
         question = prompt.question
-        asked = Message(role="user", content=question.text)
-        return self._chat.text([*question.history, asked]) + prompt.answer_prefix
+        message = Message(role="user", content=question.text)
+        return self._chat.text([*question.history, message]) + prompt.answer_prefix
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
-        """Remembers the step's completions and, at the end of an iteration, updates r_φ. Numbers are of all ranks."""
+        """Remembers the step's completions and, at the end of an iteration, updates r_φ. Metrics are over all ranks."""
         if self.grader is None:
             return {}
-        rows = [row for rank in ranks.gather([*self._judged(samples, scores)] if samples else []) for row in rank]
+        # All ranks get the completions of all ranks, in an order that is the same for any number of ranks.
+        rows_by_rank = ranks.gather([*self._labelled(samples, scores)] if samples else [])
+        rows = sorted((row for rows in rows_by_rank for row in rows), key=lambda row: row.id)
         if self.parts:
             Scorer(self.parts, max_failed=1).stop_if_broken()
-        rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
-        if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
-            raise UsageError(f"grader of LearnedReward: it gave {bad[0]}; a label is a number from 0 to 1")
+        if bad_labels := [row.label for row in rows if not 0 <= row.label <= 1]:
+            raise UsageError(f"grader of LearnedReward: it gave {bad_labels[0]}; a label is a number from 0 to 1")
+
+        # The completions of each prompt wait for the end of the iteration.
         for _, rows_of_prompt in groupby(rows, key=lambda row: row.id):
-            _, prompts, completions, _, ended, labels, _ = map(list, zip(*rows_of_prompt, strict=True))
-            labelled = LabelledGroup(prompts[0], completions, ended, labels)
+            _, prompts, completions, _, have_ended, labels, _ = map(list, zip(*rows_of_prompt, strict=True))
+            labelled = LabelledGroup(prompts[0], completions, have_ended, labels)
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
+
         metrics: dict[str, float] = {}
         if rows:
             values = [row.value if self.squash else sigmoid(row.value) for row in rows]
@@ -138,8 +155,8 @@ class LearnedReward(Reward):
             metrics |= self.iterations.end(self.name)
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
 
-    def _judged(self, samples: Sequence[Sample], scores: Scores) -> Iterator[Judged]:
-        """The completions of this rank that have a label and a score."""
+    def _labelled(self, samples: Sequence[Sample], scores: Scores) -> Iterator[LabelledCompletion]:
+        """Yields the completions of this rank that have a label and a score."""
         assert self.grader is not None
         labels = scores.results[self.grader] if isinstance(self.grader, str) else self.grader(samples)
         values = scores.results[self.name].value
@@ -147,7 +164,7 @@ class LearnedReward(Reward):
             if not (math.isnan(label) or math.isnan(value) or status in NO_LABEL):
                 has_ended = s.finish_reason is FinishReason.STOP
                 prompt = self._prompt(s.prompt)
-                yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), has_ended, label, value)
+                yield LabelledCompletion(s.prompt.id, prompt, s.text, len(s.token_ids), has_ended, label, value)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.grader is None else self.iterations.state_dict()
@@ -157,5 +174,5 @@ class LearnedReward(Reward):
 
 
 def sigmoid(score: float) -> float:
-    """σ(score), without overflow."""
+    """Returns σ(score), without overflow."""
     return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

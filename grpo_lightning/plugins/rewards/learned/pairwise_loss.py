@@ -1,4 +1,4 @@
-"""The RewardLoss family, the function that a reward model minimises, and its agreement with the verifier."""
+"""The RewardLoss family, functions that a reward model minimises, and its agreement with the verifier."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,7 +21,9 @@ class LabelledBatchSize:
     """The size of the batch of one optimizer update of the reward model, over all of its micro-batches."""
 
     num_completions: int
-    num_contested: int  # the number of prompts with pairs of a better and a worse completion
+    """The number of completions."""
+    num_contested: int
+    """The number of prompts with pairs of a better and a worse completion."""
 
     @classmethod
     def from_groups(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
@@ -34,7 +36,7 @@ class RewardLoss(ABC):
 
     @abstractmethod
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
-        """The term of these completions in the loss of their batch.
+        """[] term of these completions in the loss of their batch.
 
         Args:
             score: [B] float32 raw scores.
@@ -91,9 +93,9 @@ class SumOf(RewardLoss):
 
 
 def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The pairs of a better and a worse completion of one prompt: [P] rows of the better and [P] rows of the worse.
+    """[P] rows of the better and [P] rows of the worse completion of each pair, and [P] weights of the pairs.
 
-    The third tensor holds [P] weights, which sum to 1 over the pairs of each prompt.
+    The completions of a pair have one prompt. The weights sum to 1 over the pairs of each prompt.
     """
     pairs_by_prompt = []
     counts = torch.unique_consecutive(group, return_counts=True)[1].tolist()
@@ -106,7 +108,7 @@ def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def agreement(probability: Tensor, label: Tensor, group: Tensor, length: Tensor) -> dict[str, float]:
-    """How well a reward model agrees with the verifier on B completions, on the CPU. An undefined measure is NaN.
+    """Returns how well a reward model agrees with the verifier on B completions, on the CPU. Undefined metrics are NaN.
 
     Args:
         probability: [B] float64 σ(r), which is monotone in r.
@@ -127,7 +129,7 @@ def agreement(probability: Tensor, label: Tensor, group: Tensor, length: Tensor)
 
 
 def pairwise(probability: Tensor, label: Tensor, group: Tensor) -> float:
-    """The fraction of pairs of a better and a worse completion that r orders correctly; equal r counts half.
+    """Returns the fraction of pairs of a better and a worse completion that r orders correctly; equal r counts half.
 
     The mean over a prompt's pairs, then over prompts.
     """
@@ -137,13 +139,13 @@ def pairwise(probability: Tensor, label: Tensor, group: Tensor) -> float:
 
 
 def auc(probability: Tensor, label: Tensor) -> float:
-    """The probability that a right completion has a larger r than a wrong one, of any prompt."""
+    """Returns the probability that a right completion has a larger r than a wrong one, of any prompt."""
     right = (label > RIGHT_ABOVE).long()
     return float(binary_auroc(probability, right)) if 0 < int(right.sum()) < len(right) else math.nan
 
 
 def accuracy(probability: Tensor, label: Tensor, group: Tensor) -> float:
-    """`pairwise`; without pairs `auc`; if all are right or all wrong, the fraction that σ(r) > 0.5 classifies."""
+    """Returns `pairwise`; without pairs `auc`; without right or wrong ones the fraction that σ(r) > 0.5 classifies."""
     classified = float(((probability > RIGHT_ABOVE) == (label > RIGHT_ABOVE)).double().mean())
-    measures = (pairwise(probability, label, group), auc(probability, label), classified)
-    return next(value for value in measures if not math.isnan(value))
+    candidates = (pairwise(probability, label, group), auc(probability, label), classified)
+    return next(value for value in candidates if not math.isnan(value))

@@ -29,16 +29,21 @@ GRAD_CLIP = 1.0
 class Quality(NamedTuple):
     """The quality of a reward model on prompts it was not trained on."""
 
-    accuracy: float  # as in `loss.accuracy`
+    accuracy: float
+    """The fraction that `pairwise_loss.accuracy` returns."""
     loss: float
+    """The loss of all of these prompts as one batch."""
 
 
 class Trial(NamedTuple):
-    """The old model and its candidate on held-out prompts: before and after on new ones, and on old ones if any."""
+    """The quality of the old model and of its candidate on held-out prompts."""
 
     new: tuple[Quality, Quality]
+    """On this iteration's prompts: before the training, and after it."""
     old: tuple[Quality, Quality] | None
-    replayed: float  # the fraction of the training completions that came from history
+    """On prompts of earlier iterations, before and after; None if there are none."""
+    replayed: float
+    """The fraction of the training completions that came from history."""
 
 
 @dataclass
@@ -47,7 +52,7 @@ class RewardUpdate:
 
     Args:
         loss: The function that is minimised.
-        num_passes: Passes over an iteration's new data. At 0 the model is measured, but never trained.
+        num_passes: Passes over an iteration's new data. At 0 the model is tested, but never trained.
         batch_size: Prompts per optimizer update of the reward model.
         lr: Peak learning rate. AdamW starts afresh in every iteration: the rate rises over a tenth of its updates, then
             falls to 0.
@@ -58,11 +63,17 @@ class RewardUpdate:
     """
 
     loss: RewardLoss = field(default_factory=BinaryCrossEntropy)
+    """The function that is minimised."""
     num_passes: int = 1
+    """Passes over an iteration's new data."""
     batch_size: int = 16
+    """Prompts per optimizer update."""
     lr: float = 2e-5
+    """Peak learning rate."""
     max_forgetting: float = 0.02
+    """Largest allowed drop in accuracy on prompts of earlier iterations."""
     min_gain: float = 0.0
+    """Smallest required gain in accuracy on this iteration's held-out prompts."""
 
     def __post_init__(self) -> None:
         for name, minimum in (("num_passes", 0), ("batch_size", 1), ("max_forgetting", 0)):
@@ -105,20 +116,21 @@ class RewardUpdate:
         # All ranks train alike, but GPUs may differ in the last bit.
         for parameter in parameters if ranks.world_size() > 1 else ():
             torch.distributed.broadcast(parameter.detach(), src=0)
-        replayed = sum(len(group) for batch, old in batches for group in batch[len(batch) - old :])
+        replayed = sum(len(group) for batch, num_old in batches for group in batch[len(batch) - num_old :])
         return replayed / sum(len(group) for batch, _ in batches for group in batch)
 
     @torch.no_grad()
     def quality(self, model: RewardModel, groups: Sequence[LabelledGroup]) -> Quality:
-        """The quality of `model` on `groups`, of which there is at least one."""
+        """Returns the quality of `model` on `groups`, of which there is at least one."""
         scores = model.score([ids for group in groups for ids in encoded(model, group)])
-        score, (label, group) = torch.tensor(scores, dtype=torch.float64), columns(groups)
+        score = torch.tensor(scores, dtype=torch.float64)
+        label, group = columns(groups)
         loss = self.loss(score.float(), label.float(), group, LabelledBatchSize.from_groups(groups))
-        # Rank 0's, so that all ranks decide alike.
+        # Rank 0's numbers, so that all ranks decide alike.
         return ranks.gather(Quality(accuracy(score.sigmoid(), label, group), float(loss)))[0]
 
     def accepts(self, trial: Trial) -> bool:
-        """True if accuracy gains `min_gain` on the new prompts, and loses at most `max_forgetting` on old ones.
+        """Tells whether accuracy gains `min_gain` on new prompts, and loses at most `max_forgetting` on old ones.
 
         A gain of just `min_gain` counts with a smaller loss. Nothing is accepted where an accuracy is NaN.
         """
@@ -131,7 +143,7 @@ class RewardUpdate:
 
 
 def rate(update: int, num_updates: int) -> float:
-    """The factor of the learning rate at the update with this index: up to 1 over the first tenth, then down to 0."""
+    """Returns the factor of the learning rate at an update: up to 1 over the first tenth, then down to 0."""
     warmup = -(-num_updates // 10)
     return min((update + 1) / warmup, (num_updates - update) / max(num_updates - warmup, 1))
 
@@ -143,15 +155,15 @@ def columns(groups: Sequence[LabelledGroup]) -> tuple[Tensor, Tensor]:
 
 
 def encoded(model: RewardModel, group: LabelledGroup) -> list[list[int]]:
-    """The token ids of each completion with its prompt."""
+    """Returns the token ids of each completion with its prompt."""
     texts = zip(group.completions, group.ended, strict=True)
-    return [model.encode(group.prompt, completion, ended)[0] for completion, ended in texts]
+    return [model.encode(group.prompt, completion, has_ended)[0] for completion, has_ended in texts]
 
 
 def micro_batches(
     model: RewardModel, groups: Sequence[LabelledGroup]
 ) -> Iterator[tuple[list[LabelledGroup], list[list[int]]]]:
-    """Yields packs of whole groups with their token ids, of at most `model.max_tokens` with padding."""
+    """Yields micro-batches of whole groups with their token ids, of at most `model.max_tokens` with padding."""
     micro_batch: list[LabelledGroup] = []
     rows: list[list[int]] = []
     for group in groups:
@@ -172,13 +184,15 @@ class Iterations:
         self.model = model
         self.update = update
         self.replay = replay
-        self.version = 0  # the number of updates accepted so far
+        self.version = 0
+        """The number of updates accepted so far."""
         self.iteration = 0
         """The number of iterations ended so far. In the history they count from 1; 0 is the data of `seed.jsonl`."""
         num_test = min(max(round(replay.buffer_size * replay.held_out), 1), replay.buffer_size - 1)
         self.history = ReplayBuffer(replay.buffer_size - num_test)
         self.test = ReplayBuffer(num_test)
-        self.pending: list[LabelledGroup] = []  # the data of the running iteration, and of those that wait for it
+        self.pending: list[LabelledGroup] = []
+        """The data of the running iteration, and of earlier ones that could not be trained on yet."""
         self._best: dict[int, float] = {}
 
     def remember(self, iteration: int, groups: Sequence[LabelledGroup]) -> None:
@@ -190,24 +204,31 @@ class Iterations:
 
     def end(self, name: str) -> dict[str, float]:
         """Learns from the pending data and remembers it; returns the metrics."""
+        # An iteration can be trained on and tested if it has prompts of both kinds.
         groups = self.pending
         new, held_out = split(groups, self.replay.held_out)
         learns = self.update.num_passes > 0
         remembered = self.test.by_iteration()
+
         # The iteration remembered last has no accuracy yet.
         self._best |= self._accuracies({key: groups for key, groups in remembered.items() if key not in self._best})
+
         metrics = {"accepted": 0.0, "replayed": 0.0}
         if new and held_out and learns:
             rng = Random(f"{self.replay.seed} train {self.iteration}")
-            drawing = (new, [*self.history], self.update.batch_size, self.replay.fraction, rng)
-            batches = [batch for _ in range(self.update.num_passes) for batch in mixed(*drawing)]
+            mixture = (new, [*self.history], self.update.batch_size, self.replay.fraction, rng)
+            batches = [batch for _ in range(self.update.num_passes) for batch in mixed(*mixture)]
             trial = self.update(self.model, batches, held_out, [*self.test])
             metrics |= self._report(trial, name)
+
+        # Forgetting as in Chaudhry et al. (arXiv 1801.10112, Eq. 3), but never negative, as the best includes the
+        # present.
         accuracies = self._accuracies(remembered)
-        # As in Chaudhry et al. (arXiv 1801.10112, Eq. 3), but never negative, as the best includes the present.
         self._best |= {iteration: max(self._best[iteration], present) for iteration, present in accuracies.items()}
         losses = [self._best[iteration] - present for iteration, present in accuracies.items()]
         metrics |= {"version": self.version, "forgetting": sum(losses) / max(len(losses), 1)}
+
+        # Data that cannot be trained on or tested waits for the next iteration's.
         if waits := bool(groups) and learns and not (new and held_out):
             rank_zero_only(log.warning)(
                 "%s: of this iteration's %d prompts %s held out (held_out=%g), so no update can be trained and "
@@ -227,13 +248,13 @@ class Iterations:
         old_accuracy, new_accuracy = (quality.accuracy for quality in trial.new)
         metrics = {"accepted": float(accepted), "replayed": trial.replayed}
         metrics |= {"new_before": old_accuracy, "new_after": new_accuracy}
-        old = "no earlier iterations"
+        old_text = "no earlier iterations"
         if trial.old is not None:
             metrics |= {"old_before": trial.old[0].accuracy, "old_after": trial.old[1].accuracy}
-            old = f"on earlier iterations {trial.old[0].accuracy:.3f} -> {trial.old[1].accuracy:.3f}"
+            old_text = f"on earlier iterations {trial.old[0].accuracy:.3f} -> {trial.old[1].accuracy:.3f}"
         rank_zero_info(
             f"{name}: iteration {self.iteration + 1}, "
-            f"held-out accuracy {old_accuracy:.3f} -> {new_accuracy:.3f}, {old}: "
+            f"held-out accuracy {old_accuracy:.3f} -> {new_accuracy:.3f}, {old_text}: "
             + (f"accepted as version {self.version}" if accepted else f"undone, version {self.version} stays")
         )
         return metrics
@@ -242,7 +263,7 @@ class Iterations:
         return {key: self.update.quality(self.model, groups).accuracy for key, groups in iterations.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers, and the data of the running iteration."""
+        """Returns weights, buffers, and the data of the running iteration."""
         return {
             "model": self.model.model.state_dict(),
             "numbers": [self.version, self.iteration, self._best],
@@ -252,7 +273,7 @@ class Iterations:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores the state that `state_dict` returned."""
         self.model.model.load_state_dict(state["model"])
         self.version, self.iteration, self._best = state["numbers"]
         self.history.load_state_dict(state["history"])
@@ -261,6 +282,6 @@ class Iterations:
 
 
 def split(groups: Sequence[LabelledGroup], fraction: float) -> tuple[list[LabelledGroup], list[LabelledGroup]]:
-    """The groups to train on, and those held out. The prompt alone decides: a held-out one is never trained on."""
+    """Returns the groups to train on, and the held-out groups. The prompt alone decides in which of them it is."""
     new = [group for group in groups if group.hashed >= fraction]
     return new, [group for group in groups if group.hashed < fraction]

@@ -25,10 +25,10 @@ class Splitter(ABC):
 
     @abstractmethod
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        """For each text the character indices at which it may be cut; or the status of a failure (`timeout`, ...)."""
+        """Returns the character indices at which each text may be cut; or the status of a failure (`timeout`, ...)."""
 
     def __call__(self, texts: Sequence[str]) -> list[Outcome]:
-        """For each text the ends of its segments, ascending; the last is its length. No segment is all white space."""
+        """Returns the ends of each text's segments, ascending, up to its length. No segment is all white space."""
         outcomes = self.cut(texts)
         for text, outcome in zip(texts, outcomes, strict=True):
             if outcome.status == Status.OK:
@@ -68,7 +68,7 @@ class ByPattern(Splitter):
 
 
 def _segments(text: str, cuts: Sequence[int]) -> list[int]:
-    """The cuts with text on both sides, and the end."""
+    """Returns the cuts with text on both sides, and the end."""
     ends: list[int] = []
     start = 0
     for cut in [*sorted(set(cuts)), len(text)]:
@@ -93,16 +93,16 @@ REDUCE: dict[Reduce, Callable[[Sequence[float]], float]] = {
 class ProcessReward(Reward):
     """A score for every segment of a completion, at the segment's last token.
 
-    `ProcessSupervision` learns from the segments, and so tells which part of a completion was right. Other advantages
-    learn from the value of the whole, to which `reduce` reduces the scores. The last segment ends at the last token,
-    the stop token included. Segments that end within one token are one segment.
+    `ProcessSupervision` learns from the segments, and so learns which segments were right. Other advantages learn from
+    the value of the completion, to which `reduce` reduces the scores. The last segment ends at the last token, the stop
+    token included. Segments that end within one token are one segment.
 
     Args:
         scorer: Scores the segments.
         splitter: Cuts completions into segments; `ByLine` if left out.
-        reduce: The value of the whole: the `sum` of the scores, which pays for many segments, their `min`, the `last`
-            one, or their `mean`.
-        max_segments: Largest number of segments per completion; the last one takes the rest.
+        reduce: The value of the completion: the `sum` of the scores, which pays for many segments, their `min`, the
+            `last` one, or their `mean`.
+        max_segments: Largest number of segments per completion; the last one takes all further text.
     """
 
     grades_cheaply = False
@@ -120,7 +120,8 @@ class ProcessReward(Reward):
         at_least("max_segments", max_segments, 1, "ProcessReward")
         require(reduce in REDUCE, f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
         self.scorer = scorer
-        self.tokenizer: Any = None  # the policy's, which maps characters to tokens
+        self.tokenizer: Any = None
+        """The policy's tokenizer, which maps characters to tokens."""
         self.splitter = splitter or ByLine()
         self.reduce: Reduce = reduce
         self.max_segments = max_segments
@@ -133,7 +134,10 @@ class ProcessReward(Reward):
         self.scorer.setup(run)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter."""
+        """Scores the segments of the completions that the splitter could cut.
+
+        The status is `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter.
+        """
         cuts = self.splitter([sample.text for sample in samples])
         result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], segments=[[] for _ in samples])
         assert result.segments is not None
@@ -154,29 +158,34 @@ class ProcessReward(Reward):
         self.scorer.close()
 
     def _ends(self, sample: Sample, ends: Sequence[int]) -> dict[int, int]:
-        """The index of the character after each segment, and that of the segment's last token."""
+        """Returns the index of each segment's last token by the index of the character after the segment."""
         if len(ends) > self.max_segments:
             ends = [*ends[: self.max_segments - 1], ends[-1]]
-        first, written = last_turn(sample)
-        tokens = [first + token for token in last_tokens(self.tokenizer, written, sample.text, ends[:-1])]
+        start, written = last_turn(sample)
+        tokens = [start + token for token in last_tokens(self.tokenizer, written, sample.text, ends[:-1])]
         # Of segments that end within one token the last one stays.
         end_by_token = {token: end for end, token in zip(ends, [*tokens, len(sample.token_ids) - 1], strict=True)}
         return {end: token for token, end in end_by_token.items()}
 
 
 def last_turn(sample: Sample) -> tuple[int, list[int]]:
-    """The ids that `sample.text` is of, all but the stop token, and the index of the first among all drawn ones."""
+    """Returns the index of the first sampled token of `sample.text`, and the token ids without the stop token."""
     ends = sample.conversation.ends if sample.conversation else []
-    first = ends[-2] + 1 if len(ends) > 1 else 0
-    return first, Completion(sample.token_ids[first:], None, sample.finish_reason, sample.stop_string).written
+    start = ends[-2] + 1 if len(ends) > 1 else 0
+    return start, Completion(sample.token_ids[start:], None, sample.finish_reason, sample.stop_string).written
 
 
 def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> list[int]:
-    """The index of the last token of each text up to `ends`: the first by which all of that text is decoded.
+    """Returns the index of the last token of the text up to each of `ends`: the first token that completes the text.
 
-    Found by decoding beginnings of the completion. So it is right for characters of several tokens, tokens of several
-    characters, and tokens that decode to nothing. `token_ids` are without the stop token, `text` goes up to the end of
-    a stop string, and `ends` are ascending.
+    Beginnings of the completion are decoded to find it. So it is right for characters of several tokens, tokens of
+    several characters, and tokens that decode to nothing.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        token_ids: The ids of the completion without the stop token.
+        text: The text of the completion, up to the end of a stop string.
+        ends: Ascending indices of characters.
     """
     ids = np.array(token_ids, dtype=np.int64)  # transformers checks every item of a list
 
@@ -189,6 +198,8 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
             f"the tokenizer {tokenizer.name_or_path} decodes the completion to {decoded[:80]!r}, "
             f"not to {text[:80]!r}: give the policy's own tokenizer"
         )
+
+    # The end of a segment is never before the end of an earlier one.
     tokens = [0]
     for end in ends:
         token = bisect_left(range(len(ids)), True, tokens[-1], key=lambda last: beginning(last).startswith(text[:end]))

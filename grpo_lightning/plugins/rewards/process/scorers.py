@@ -16,15 +16,15 @@ class SegmentScorer(ABC):
 
     @abstractmethod
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The value of each segment; NaN where it has none, which leaves the sample out of its group.
+        """Returns the value of each segment; NaN where it has none, which leaves the sample out of its group.
 
         Args:
             samples: The completions.
-            segments: The texts of the segments of each, one or more, which together are `Sample.text`.
+            segments: The texts of the segments of each completion, one or more, which together are `Sample.text`.
         """
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Reads every question once before the run, to refuse bad ones."""
+        """Reads every question once before the run, and refuses bad ones."""
 
     def setup(self, run: Run) -> None:
         """Reads weights to `run.device`, if there are any. Called once, before the first sample."""
@@ -42,9 +42,9 @@ class TokenModel(SegmentScorer):
 
     Args:
         path: Folder made by `save_pretrained`, or hub id.
-        max_length: Longest input in its tokens; a longer one loses its beginning, and a segment whose end is lost gets
-            NaN. None is the most that tokenizer and model allow.
-        max_tokens: Its tokens in one forward, padding included.
+        max_length: Longest input in the classifier's tokens; a longer one loses its beginning, and a segment whose end
+            is lost gets NaN. None is the most that tokenizer and model allow.
+        max_tokens: Tokens in one forward of the classifier, padding included.
         dtype: Type of the weights.
         trust_remote_code: Run Python code shipped with the model.
         separator: The text after every segment.
@@ -88,5 +88,5 @@ class TokenModel(SegmentScorer):
 
 
 def _probability(logits: Tensor) -> float:
-    """The probability of `right`, from [1] or [2] logits."""
+    """Returns the probability of `right`, from [1] or [2] logits."""
     return float(logits.sigmoid()[0] if len(logits) == 1 else logits.softmax(0)[1])

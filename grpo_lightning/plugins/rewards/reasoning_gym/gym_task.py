@@ -11,10 +11,13 @@ from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
 from grpo_lightning.tasks.task import Split, Task
 from grpo_lightning.types import Question, Sample, Status, UsageError, at_least, require
 
-ENTRIES, SCORE = inside("gym.entries", __file__), inside("gym.score", __file__)
+ENTRIES = inside("gym.entries", __file__)
+SCORE = inside("gym.score", __file__)
 INSTALL = "pip install grpo-lightning[reasoning-gym]"
-METADATA = "reasoning_gym"  # the key of a question's metadata that holds its `dataset` and the index of its `entry`
-SECONDS = 600.0  # seconds in which the questions of a run must be made
+METADATA = "reasoning_gym"
+"""The key of a question's metadata that holds its `dataset` and the index of its `entry`."""
+SECONDS = 600.0
+"""Seconds in which the questions of a run must be made."""
 
 
 class ReasoningGym(Task):
@@ -31,7 +34,7 @@ class ReasoningGym(Task):
         name: Name of the generator.
         config: Settings of the generator, such as `{min_terms: 2, max_terms: 3}`; the others keep their defaults.
         num_train: Number of questions to train on.
-        num_val: Number of questions held out for validation, and as many others for test.
+        num_val: Number of questions held out for validation; test has the same number of other questions.
         seed: Seed of the generator.
     """
 
@@ -56,13 +59,14 @@ class ReasoningGym(Task):
         self.seed = seed
         # The arguments that make the same entries in any process.
         self._dataset = {"name": name, "config": self.config, "seed": seed, "size": 2 * num_val + num_train}
-        self._made: list[tuple[str, str]] = []
+        self._entries_so_far: list[tuple[str, str]] = []
 
     def questions(self, split: Split) -> Sequence[Question]:
-        first = {"val": 0, "test": self.num_val, "predict": self.num_val, "train": 2 * self.num_val}
-        require(split in first, f"split={split!r} of ReasoningGym: use train, val, test or predict")
-        start = first[split]
-        # Earlier splits are made too, because their questions are not asked again.
+        """Returns the questions of a split without the questions of earlier splits."""
+        starts = {"val": 0, "test": self.num_val, "predict": self.num_val, "train": 2 * self.num_val}
+        require(split in starts, f"split={split!r} of ReasoningGym: use train, val, test or predict")
+        start = starts[split]
+        # Earlier splits are made too, because no question is in two splits.
         entries = self._entries(start + (self.num_train if split == "train" else self.num_val))
         held_out = {text for text, _ in entries[:start]}
         questions = [
@@ -70,26 +74,28 @@ class ReasoningGym(Task):
             for index, (text, answer) in enumerate(entries)
             if index >= start and text not in held_out
         ]
-        fix = f"make the config harder, or lower data.task.num_val={self.num_val}"
-        every = f"data.task.name={self.name}: every {split} question is in an earlier split too"
-        require(bool(questions), f"{every}; {fix}")
+        if not questions:
+            raise UsageError(
+                f"data.task.name={self.name}: every {split} question is in an earlier split too; "
+                f"make the config harder, or lower data.task.num_val={self.num_val}"
+            )
         return questions
 
     def _entries(self, stop: int) -> list[tuple[str, str]]:
-        """Questions and answers of the first `stop` entries, made in a worker process, where they are scored too."""
-        if len(self._made) < stop:
+        """Returns questions and answers of the first `stop` entries, made in a worker, where they are scored too."""
+        if len(self._entries_so_far) < stop:
             pool = WorkerPool(num_workers=1, timeout=SECONDS, memory_limit_mb=4096)
             try:
-                (outcome,) = pool.map(ENTRIES, [[self._dataset, len(self._made), stop]])
+                (outcome,) = pool.map(ENTRIES, [[self._dataset, len(self._entries_so_far), stop]])
             except LoadError as error:
                 raise UsageError(f"ReasoningGym: {error}. {INSTALL}") from error
             finally:
                 pool.close()
             if outcome.status != Status.OK:
-                why = outcome.error or f"{outcome.status}; making {stop} questions may take {SECONDS:.0f} seconds"
-                raise UsageError(f"data.task.name={self.name!r}, data.task.config={self.config}: {why}")
-            self._made += [(text, answer) for text, answer in outcome.value]
-        return self._made[:stop]
+                reason = outcome.error or f"{outcome.status}; making {stop} questions may take {SECONDS:.0f} seconds"
+                raise UsageError(f"data.task.name={self.name!r}, data.task.config={self.config}: {reason}")
+            self._entries_so_far += [(text, answer) for text, answer in outcome.value]
+        return self._entries_so_far[:stop]
 
 
 class ReasoningGymReward(Reward):
@@ -132,16 +138,19 @@ class ReasoningGymReward(Reward):
             raise UsageError(f"reward {self.name}: {error}. {INSTALL}") from error
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`; `no_answer`, worth 0; or, with NaN, `error` (the scorer's), `timeout`, `memory` or `crash`."""
+        """Scores the answers that completions have.
+
+        The status is `ok`; `no_answer`, worth 0; or, with NaN, `error` (the scorer's), `timeout`, `memory` or `crash`.
+        """
         answers = [extract_answer(sample.whole_turn) for sample in samples]
-        asked = [row for row, answer in enumerate(answers) if answer is not None]
+        answered_rows = [row for row, answer in enumerate(answers) if answer is not None]
         tasks = []
-        for row in asked:
+        for row in answered_rows:
             question = samples[row].prompt.question
-            where = question.metadata[METADATA]
-            tasks.append([where["dataset"], where["entry"], question.text, answers[row]])
+            metadata = question.metadata[METADATA]
+            tasks.append([metadata["dataset"], metadata["entry"], question.text, answers[row]])
         result = RewardResult([0.0] * len(samples), [Status.NO_ANSWER] * len(samples), answers)
-        for row, outcome in zip(asked, self._pool.map(SCORE, tasks), strict=True):
+        for row, outcome in zip(answered_rows, self._pool.map(SCORE, tasks), strict=True):
             result.status[row] = outcome.status
             result.value[row] = float(outcome.value >= 1) if outcome.status == Status.OK else math.nan
             if outcome.error:

@@ -21,8 +21,10 @@ from grpo_lightning.plugins.rewards.verifier.numbers import (
 from grpo_lightning.plugins.rewards.verifier.symbolic import identical
 
 DIGITS, MAX_DIGITS = 45, 4000
-NUM_POINTS, MIN_POINTS, NUM_PRECISE, MAX_CONSTANTS = 64, 12, 12, 4
-_C: Node = ("symbol", "C")  # the constant of integration: `\sin^2 x + C` is `-\cos^2 x + C`
+NUM_POINTS, MIN_POINTS = 64, 12
+NUM_PRECISE, MAX_CONSTANTS = 12, 4
+_C: Node = ("symbol", "C")
+r"""The constant of integration: `\sin^2 x + C` is `-\cos^2 x + C`."""
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
 _COUNTERS = frozenset("nkmNijpq")
 ROUNDED = ("floor", "ceil", "mod")
@@ -30,7 +32,7 @@ _FAST = Evaluator()
 
 
 def equal(gold: Node, answer: Node, counts: bool = False, integrates: bool = False) -> bool:
-    """Whether two formulas have the same value wherever one of them has a value.
+    """Tells whether two formulas have the same value wherever one of them has a value.
 
     With `counts` it is enough that they agree at integers. With `integrates` C is a constant of integration.
     """
@@ -48,26 +50,29 @@ def equal(gold: Node, answer: Node, counts: bool = False, integrates: bool = Fal
 
 
 def same_family(gold: Node, answer: Node, counter: str) -> bool:
-    """Whether two formulas run through the same values, equally far apart: `k pi - pi/4` and `k pi + 3 pi/4`."""
+    """Tells whether two formulas run through the same values, equally far apart: `k pi - pi/4` and `k pi + 3 pi/4`."""
     if not counter or not symbols(gold) == symbols(answer) == {counter}:
         return False
-    by = precise(DIGITS)
+    evaluator = precise(DIGITS)
     try:
-        values = [[by.value(tree, {counter: Fraction(n)}) for n in (0, 1, 7)] for tree in (gold, answer)]
+        values = [[evaluator.value(tree, {counter: Fraction(n)}) for n in (0, 1, 7)] for tree in (gold, answer)]
     except NoNumber:
         return False
+
+    # Both are linear in the counter, with steps of one size, and an integer number of steps apart.
     steps = [second - start for start, second, _ in values]
-    near = by.context.mpf(10) ** -20 * max(map(abs, (*values[0], *values[1])))
+    near = evaluator.context.mpf(10) ** -20 * max(map(abs, (*values[0], *values[1])))
     is_linear = all(abs(far - start - 7 * step) <= near for (start, _, far), step in zip(values, steps, strict=True))
     if not is_linear or abs(steps[0]) <= near or abs(abs(steps[0]) - abs(steps[1])) > near:
         return False
     shift = (values[1][0] - values[0][0]) / steps[0]
-    return bool(abs(shift - by.context.nint(shift.real)) <= 1e-20 * (1 + abs(shift)))
+    return bool(abs(shift - evaluator.context.nint(shift.real)) <= 1e-20 * (1 + abs(shift)))
 
 
 def equal_constants(gold: Node, answer: Node) -> bool:
-    """Whether two formulas without variables have the same value; a long decimal is compared up to its digits."""
-    gold_value, answer_value = exact(gold), exact(answer)
+    """Tells whether two formulas without variables have the same value; a long decimal is compared up to its digits."""
+    gold_value = exact(gold)
+    answer_value = exact(answer)
     if gold_value is not None and answer_value is not None:
         return gold_value == answer_value
     try:
@@ -79,44 +84,48 @@ def equal_constants(gold: Node, answer: Node) -> bool:
 
 
 def is_close(value: Node, decimal: Node, rounded: bool) -> bool:
-    """Whether a decimal is close to a value: within half a unit of its last digit, or 1 %."""
+    """Tells whether a decimal is close to a value: within half a unit of its last digit, or 1 %."""
     if symbols(value) or symbols(decimal) or (rounded and not is_decimal(decimal)):
         return value == decimal
-    by = precise(30)
+    evaluator = precise(30)
     try:
-        expected, actual = by.value(value, {}), by.value(decimal, {})
+        expected = evaluator.value(value, {})
+        actual = evaluator.value(decimal, {})
     except NoNumber:
         return False
     decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
-    return bool(abs(expected - actual) <= max(abs(expected) / 100, by.context.mpf(10) ** -decimals / 2))
+    return bool(abs(expected - actual) <= max(abs(expected) / 100, evaluator.context.mpf(10) ** -decimals / 2))
 
 
 def constant(tree: Node) -> Any:
-    """The value of a formula that has the same one at all points, as `2x/x`; else None."""
-    by = precise(DIGITS)
+    """Returns the value of a formula that has the same value at all points, as `2x/x`; else None."""
+    evaluator = precise(DIGITS)
     values: list[Any] = []
     for point in _points(tree):
-        by.largest = 0
+        evaluator.largest = 0
         try:
-            value = by.value(tree, point)
+            value = evaluator.value(tree, point)
         except NoNumber:
             continue
-        values += [value] if by.largest < DIGITS - 30 else []
+        values += [value] if evaluator.largest < DIGITS - 30 else []
         if len(values) > MIN_POINTS:
             break
-    is_one = len(values) > MIN_POINTS and all(abs(value - values[0]) <= 1e-20 * (1 + abs(value)) for value in values)
-    return values[0] if is_one else None
+    is_constant = len(values) > MIN_POINTS and all(
+        abs(value - values[0]) <= 1e-20 * (1 + abs(value)) for value in values
+    )
+    return values[0] if is_constant else None
 
 
 # ----- values at points
 
 
 def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool = False) -> bool:
-    """Whether two formulas have the same values, first in floating point, then at some points precisely.
+    """Tells whether two formulas have the same values, first in floating point, then at some points precisely.
 
     Complex values count where the imaginary unit is in one of them, or where there are no real ones.
     """
     is_complex |= any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
+    # In floating point at all points: one difference is enough.
     good: list[Point] = []
     operands = ("add", gold, answer)
     for point in _integers(operands) if in_integers else _points(operands):
@@ -124,16 +133,19 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool
         if verdict is False:
             return False
         good += [point] if verdict else []
+
+    # Points with complex values, where there are too few others; then precisely, at some of the points.
     if len(good) < MIN_POINTS and not is_complex:
         return identical(gold, answer) or _agree(gold, answer, in_integers, is_complex=True)
-    chosen = good[:: max(1, len(good) // NUM_PRECISE)][:NUM_PRECISE]
-    verdicts = [_differ(gold, answer, point) for point in chosen]
+    points = good[:: max(1, len(good) // NUM_PRECISE)][:NUM_PRECISE]
+    verdicts = [_differ(gold, answer, point) for point in points]
     return len(good) >= MIN_POINTS and verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts
 
 
 def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool) -> bool | None:
-    """Whether two formulas agree at a point; None if neither has a value there, or one is too large to tell."""
-    (left, left_is_real), (right, right_is_real) = _fast_value(gold, point), _fast_value(answer, point)
+    """Tells whether two formulas agree at a point; None if neither has a value there, or one is too large to tell."""
+    left, left_is_real = _fast_value(gold, point)
+    right, right_is_real = _fast_value(answer, point)
     is_real = is_complex or (left_is_real and right_is_real)
     if left is None or right is None:
         is_open = left is right or not is_real
@@ -149,7 +161,7 @@ def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool) -> bool 
 
 
 def _fast_value(tree: Node, point: Point) -> tuple[complex | None, bool]:
-    """The value in floating point, and whether it and all on the way to it is real."""
+    """Returns the value in floating point, and whether it and all intermediate values are real."""
     try:
         return _FAST.value(tree, point), _FAST.is_real
     except NoNumber:
@@ -157,7 +169,7 @@ def _fast_value(tree: Node, point: Point) -> tuple[complex | None, bool]:
 
 
 def _differ(gold: Node, answer: Node, point: Point) -> bool | None:
-    """Whether the values differ at a point; None if one is too large to tell."""
+    """Tells whether the values differ at a point; None if one is too large to tell."""
     try:
         left, right, digits = _both(gold, answer, point)
     except NoNumber:
@@ -166,19 +178,19 @@ def _differ(gold: Node, answer: Node, point: Point) -> bool | None:
 
 
 def _both(gold: Node, answer: Node, point: Point) -> tuple[Any, Any, int]:
-    """Both values and the number of significant digits.
+    """Returns both values and the number of significant digits.
 
     More digits are computed if an intermediate term is large, since cancellation loses them. It raises NoNumber if a
     formula has no value, or a term is too large.
     """
     digits = DIGITS
     while digits <= MAX_DIGITS + 2 * DIGITS:
-        by = precise(digits)
-        by.largest = 0
-        values = by.value(gold, point), by.value(answer, point)
-        if by.largest <= digits - DIGITS + 8:
-            return *values, max(DIGITS, digits - by.largest)
-        digits = DIGITS + 100 * (by.largest // 100 + 1)
+        evaluator = precise(digits)
+        evaluator.largest = 0
+        values = evaluator.value(gold, point), evaluator.value(answer, point)
+        if evaluator.largest <= digits - DIGITS + 8:
+            return *values, max(DIGITS, digits - evaluator.largest)
+        digits = DIGITS + 100 * (evaluator.largest // 100 + 1)
     raise NoNumber("too large")
 
 
@@ -186,7 +198,7 @@ def _both(gold: Node, answer: Node, point: Point) -> tuple[Any, Any, int]:
 
 
 def _points(tree: Node) -> Iterator[Point]:
-    """The points of comparison: all signs and sizes of each variable, around every constant, integers for floors."""
+    """Yields points: all signs and sizes of each variable, sizes around every constant, integers for floors."""
     names = tuple(sorted(symbols(tree)))
     yield from _grid(names)
     rng = random.Random(0)
@@ -222,7 +234,7 @@ def _integers(tree: Node) -> Iterator[Point]:
 
 
 def _is_about_integers(gold: Node) -> bool:
-    r"""Whether the gold answer is for integers only: `(-1)^n`, `\lfloor n/2 \rfloor`, `\cos n\pi`."""
+    r"""Tells whether the gold answer is for integers only: `(-1)^n`, `\lfloor n/2 \rfloor`, `\cos n\pi`."""
     for node in nodes(gold):
         name = node[1] if node[0] == "call" else node[0]
         is_alternating = name == "pow" and symbols(node[2]) and (literal(node[1]) or 0) < 0

@@ -16,7 +16,7 @@ import re
 
 _SPECIAL = re.compile(r"<\|[\w ]+\|>|</s>|<eos>")
 
-# What a box is, and which boxes are one list.
+# Boxes, and which boxes are one list.
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\d++(?:\.\d+)?|[A-Za-z])(?!\s*[{A-Za-z]))|\\.|[{}]", re.DOTALL)
 _INNER = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}|\\(?:boxed|fbox)\s*(?=\{)")
 _LIST = re.compile(
@@ -24,11 +24,11 @@ _LIST = re.compile(
     r"(?:[^\w=]|\\(?:q?quad|cup)\b|(?<![a-z])[a-z](?:_?\d)?(?![a-z])(?:\s*=)?)*\Z",
     re.IGNORECASE | re.DOTALL,
 )
-"""What may stand between two boxes of one list: a separator, and perhaps a name before the second box."""
+"""The text between two boxes of one list: a separator, and perhaps a name before the second box."""
 _SENTENCE_END = re.compile(r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
 _MAX_GAP = 120
 
-# What touches a box: the rest of its side of a formula, without layout.
+# The text that touches a box: its side of a formula, without layout.
 _MATHS = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _RELATION = (
     r"(?<![<>!:])=|(?<!\\left)(?<!\\right)[<>]|\\(?:(?:[lg]e|ne)q?q?|[lg]eqslant|[lg]t|approx|equiv|simeq|sim|in|to"
@@ -39,19 +39,19 @@ _LAYOUT = (
     r"|(?<=[A-Za-z]):|(?<=[A-Za-z]\}):"
 )
 _BOUNDARY = re.compile(rf"{_RELATION}|{_LAYOUT}")
-"""What ends the side of a formula on which a box stands."""
+"""Marks that end the side of a formula on which a box stands."""
 _LABEL = re.compile(r"\\text\s*\{[^{}]*[a-z][^{}]*\}\s*:?\s*\Z")
 """Words in the formula before a box: `\text{the sum is } \boxed{8}`."""
 _ADJACENT_LEFT = re.compile(r"(?:\d|[/^+~-]\s?|\\pm\s?)?\Z")
 _ADJACENT_RIGHT = re.compile(r"\A(?:\\?[\^!_/%][\w{}]*|\.\w+|\\(?!q?quad|text)[a-z]+|\w*)")
-"""What touches a box outside of a formula."""
+"""The text that touches a box outside of a formula."""
 _BLANK = re.compile(r"[\s$*{}]|[.,](?!\d)|\\[,;:! ]|\\(?:left|right|mathbf|displaystyle|underline)(?![a-z])")
 _UNIT_MARKUP = re.compile(r"(?:\\(?:text|mathrm|operatorname|mbox)(?![a-z])|\\[,;:! ]|[{}~\s])+")
 _UNIT = re.compile(r"/?\s*[A-Za-z][A-Za-z\s/^_.\d-]*")
 _POWER = re.compile(r"\^\s*(-?\d+)")
 _MAX_AROUND = 1000
 
-# What follows "answer is" and `####`.
+# The answer after "answer is" and `####`.
 _PHRASE = re.compile(
     r"\banswer\*{0,2}(?:\s+(?:is|equals)\b(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|that),?)?\s*:?|\s*:)"
     r"(?:[ \t*]*\n)*",
@@ -64,11 +64,12 @@ _CLAUSE_END = re.compile(
     r"|and (?:we|so|thus|hence|this|that|it))\b|(?<=.),?\s\(?i\.e\.|(?<=.);\s*(?=[a-z]{2})|(?<=.)\s(?:—|--)\s",
     re.IGNORECASE,
 )
-"""The end of a sentence, or what begins an explanation."""
+"""The end of a sentence, or the beginning of an explanation."""
 _MARKUP = re.compile(r"\*\*|__|(?<!\\)\\[()\[\]]")
 _MAX_STATEMENT = 2100
 
-Box = tuple[int, int, str]  # the start and the end of a box, and its content
+Box = tuple[int, int, str]
+"""The start and the end of a box, and its content."""
 
 
 def extract_answer(text: str) -> str | None:
@@ -85,30 +86,34 @@ def extract_answer(text: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    """The contents of the last list of boxes, with what touches them."""
+    """Returns the contents of the last list of boxes, with what touches them."""
     boxes = _boxes(text)
     if not boxes:
         return None
-    first = len(boxes) - 1
-    while first and _is_list(text[boxes[first - 1][1] : boxes[first][0]]):
-        first -= 1
-    contents = dict.fromkeys(_INNER.sub(r"\1", content).replace(" !", "!").strip() for *_, content in boxes[first:])
+    # The boxes that stand in one list with the last one.
+    num_others = len(boxes) - 1
+    while num_others and _is_list(text[boxes[num_others - 1][1] : boxes[num_others][0]]):
+        num_others -= 1
+    boxes = boxes[num_others:]
+    contents = dict.fromkeys(_INNER.sub(r"\1", content).replace(" !", "!").strip() for *_, content in boxes)
     if not all(contents):
         return ""
-    start, end = boxes[first][0], boxes[-1][1]
+    start, end = boxes[0][0], boxes[-1][1]
     separator = r"\text{ or }" if re.search(r"\bor\b", text[start:end]) else "; "
     left, right = _touching(text[max(0, start - _MAX_AROUND) : start], text[end : end + _MAX_AROUND])
     return f"{left} {separator.join(contents)} {right}"
 
 
 def _tagged(text: str) -> str | None:
+    """Returns the text in the last `<answer></answer>`."""
     text_before, closed, _ = text.rpartition("</answer>")
     _, opened, answer = text_before.rpartition("<answer>")
     return answer if opened and closed else None
 
 
 def _stated(text: str) -> str | None:
-    """What follows `####` or "answer is", up to the end of its clause."""
+    """Returns the text behind the last `####` or "answer is", up to the end of its clause."""
+    # The later of the two.
     hashes = text.rfind("####")
     phrases = list(_PHRASE.finditer(text, max(hashes, 0)))
     if not phrases and hashes < 0:
@@ -117,8 +122,10 @@ def _stated(text: str) -> str | None:
     for opening, closing in (("$$", "$$"), (r"\[", r"\]")):
         if phrases and statement.startswith(opening):
             return statement[2:].partition(closing)[0]
+
+    # The first clause of the line. A formula has no clauses.
     line = statement.partition("\n")[0].replace(r"\$", "$").strip()
-    end = _CLAUSE_END.search(_FORMULA.sub(lambda match: "0" * len(match[0]), line))  # a formula has no clauses
+    end = _CLAUSE_END.search(_FORMULA.sub(lambda match: "0" * len(match[0]), line))
     clause = _MARKUP.sub(" ", line[: end.start() if end else None].strip(" *_")).strip()
     if clause.endswith("!") and clause[:-1].rstrip()[-1:].isdigit():
         clause = f"{clause[:-1].rstrip()} !"  # no factorial
@@ -130,7 +137,7 @@ def _stated(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[Box]:
-    """The outermost boxes."""
+    """Returns the outermost boxes."""
     boxes: list[Box] = []
     opened: list[tuple[int, int]] = []
     start = min((position for name in (r"\boxed", r"\fbox") if (position := text.find(name)) >= 0), default=len(text))
@@ -151,26 +158,30 @@ def _boxes(text: str) -> list[Box]:
 
 
 def _is_list(gap: str) -> bool:
-    """Whether two boxes with this text between them stand in one list."""
+    """Tells whether two boxes with this text between them stand in one list."""
     return len(gap) <= _MAX_GAP and not _SENTENCE_END.search(gap) and _LIST.match(gap) is not None
 
 
 def _touching(text_before: str, text_after: str) -> tuple[str, str]:
-    """What stands left and right of a box in its formula, on its side of a relation; empty if that is only layout."""
+    """Returns the text left and right of a box in its formula, on its side of a relation; empty if only layout."""
+    # In a formula, which is still open before the box, the side goes to the formula's ends; else it touches the box.
     start, opened = 0, ""
     for mark in _MATHS.finditer(text_before):
         opened = "" if opened else mark[0]
         start = mark.end()
     if opened and "\n\n" not in text_before[start:]:
         end = _MATHS.search(text_after)
-        left, right = text_before[start:], text_after[: end.start()] if end else text_after.partition("\n")[0]
+        left = text_before[start:]
+        right = text_after[: end.start()] if end else text_after.partition("\n")[0]
     else:
         left = next(match[0] for match in _ADJACENT_LEFT.finditer(text_before))
         right = next(match[0] for match in _ADJACENT_RIGHT.finditer(text_after))
+
+    # Without layout. Letters behind a box are a unit: a factor would stand in the box.
     *_, left = _BOUNDARY.split(_LABEL.sub("", left))
     right = _BOUNDARY.split(right, maxsplit=1)[0]
     unit = _UNIT_MARKUP.sub(" ", right).strip(" .,$")
-    if _UNIT.fullmatch(unit):  # letters behind a box are a unit: a factor would stand in the box
+    if _UNIT.fullmatch(unit):
         right = _POWER.sub(r"^{\1}", rf"\text{{ {unit}}}")
     left, right = (side if _BLANK.sub("", side) else "" for side in (left, right))
     return left, right

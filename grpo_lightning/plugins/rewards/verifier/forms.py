@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from functools import lru_cache
 
-from grpo_lightning.plugins.rewards.verifier.grammar import Node
+from grpo_lightning.plugins.rewards.verifier.grammar import Node, per_tree
 from grpo_lightning.plugins.rewards.verifier.numbers import literal
 
 ONE: Node = ("one",)
@@ -24,7 +23,7 @@ def addends(tree: Node, sign: int = 1) -> Iterator[tuple[int, Node]]:
 
 
 def factors(tree: Node) -> tuple[list[Node], list[Node]]:
-    """The factors of numerator and denominator, without signs; a finished number is one factor."""
+    """Returns the factors of numerator and denominator, without signs; a finished number is one factor."""
     above: list[Node] = []
     below: list[Node] = []
     pending = [(tree, False)]
@@ -41,23 +40,23 @@ def factors(tree: Node) -> tuple[list[Node], list[Node]]:
     return above, below
 
 
-def whole(tree: Node) -> int | None:
-    """The value if it is a small integer, as of an exponent; else None."""
+def small_integer(tree: Node) -> int | None:
+    """Returns the value if it is a small integer, as of an exponent; else None."""
     value = literal(tree)
     return int(value) if value is not None and value.denominator == 1 and abs(value) <= _LARGEST_POWER else None
 
 
 def is_tree(child: object) -> bool:
-    """Whether a part of a node is a node itself."""
+    """Tells whether a child of a node is a node itself."""
     return isinstance(child, tuple) and bool(child) and isinstance(child[0], str)
 
 
 # ----- a formula without its order
 
 
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
-    r"""A formula as a number times the rest, the same for all orders of terms and factors: -2, `x - 3` of `6 - 2x`.
+    r"""Returns a formula as a number times a normal form, equal for all orders of terms: -2, `x - 3` of `6 - 2x`.
 
     Products stay and like terms are not collected. Equal factors are: `x \cdot x` is `x^2`.
     If `pulls` is False, no number is pulled out of a sum and signs do not count: `2x + 4` is not `2(x + 2)`.
@@ -73,7 +72,8 @@ def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
         terms = ((sign, *normal(term, pulls)) for sign, term in addends(tree))
         return _sum([(sign * number, unscaled) for sign, number, unscaled in terms], pulls)
     if kind in ("mul", "div"):
-        number, powers = Fraction(1), dict[Node, Fraction]()
+        number = Fraction(1)
+        powers = dict[Node, Fraction]()
         for child, sign in zip(tree[1:], (1, -1 if kind == "div" else 1), strict=False):
             coefficient, unscaled = normal(child, pulls)
             if not coefficient and sign < 0:
@@ -85,7 +85,7 @@ def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
         if not pulls and unscaled[0] == "sum" and number.denominator > 1:  # `\frac12 (x + 1)` is `\frac x2 + \frac12`
             return _sum([(number * coefficient, child) for coefficient, child in unscaled[1:]], pulls)
         return number, unscaled
-    if kind == "root" and (degree := whole(tree[1])):
+    if kind == "root" and (degree := small_integer(tree[1])):
         return _power(tree[2], Fraction(1, degree), pulls)
     if kind == "pow" and (exponent := literal(tree[2])) is not None:
         return _power(tree[1], exponent, pulls)
@@ -93,7 +93,7 @@ def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
 
 
 def order(tree: Node) -> str:
-    """The key by which trees are sorted."""
+    """Returns the key by which trees are sorted."""
     try:
         return repr(tree)
     except ValueError:  # Python refuses to print an integer of more than 4,300 digits
@@ -101,17 +101,20 @@ def order(tree: Node) -> str:
 
 
 def _sum(scaled_terms: Sequence[tuple[Fraction, Node]], pulls: bool) -> tuple[Fraction, Node]:
+    """Returns the normal form of a sum: its content, and the sorted terms without it."""
     signed = ((number if pulls else abs(number), unscaled) for number, unscaled in scaled_terms if number)
     terms = sorted(signed, key=lambda term: (order(term[1]), term[0]))
     if len(terms) < 2:
         return terms[0] if terms else (Fraction(), ONE)
-    below = math.lcm(*(number.denominator for number, _ in terms))
-    pulled = Fraction(math.gcd(*(int(number * below) for number, _ in terms)), below) if pulls else Fraction(1)
+    denominator = math.lcm(*(number.denominator for number, _ in terms))
+    content = Fraction(math.gcd(*(int(number * denominator) for number, _ in terms)), denominator)
+    pulled = content if pulls else Fraction(1)
     pulled = pulled if terms[0][0] > 0 else -pulled
     return pulled, ("sum", *((number / pulled, unscaled) for number, unscaled in terms))
 
 
 def _power(base: Node, exponent: Fraction, pulls: bool) -> tuple[Fraction, Node]:
+    """Returns the normal form of a power."""
     number, unscaled = normal(base, pulls)
     if number != 1 and (exponent.denominator > 1 or abs(exponent) > _LARGEST_POWER or not number):
         return Fraction(1), _product({("scaled", number, unscaled): exponent})
@@ -120,13 +123,16 @@ def _power(base: Node, exponent: Fraction, pulls: bool) -> tuple[Fraction, Node]
 
 
 def _powers(unscaled: Node) -> tuple[tuple[Node, Fraction], ...]:
+    """Returns the bases and exponents of a normal form."""
     if unscaled == ONE:
         return ()
     return unscaled[1:] if unscaled[0] == "product" else ((unscaled, Fraction(1)),)
 
 
 def _product(powers: dict[Node, Fraction]) -> Node:
-    factors_left = sorted(((base, power) for base, power in powers.items() if power), key=order)
-    if not factors_left:
+    """Returns the normal form of a product of powers, each with its exponent."""
+    sorted_powers = sorted(((base, power) for base, power in powers.items() if power), key=order)
+    if not sorted_powers:
         return ONE
-    return factors_left[0][0] if len(factors_left) == 1 and factors_left[0][1] == 1 else ("product", *factors_left)
+    base, power = sorted_powers[0]
+    return base if len(sorted_powers) == 1 and power == 1 else ("product", *sorted_powers)

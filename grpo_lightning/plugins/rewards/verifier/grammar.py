@@ -15,8 +15,10 @@ from grpo_lightning.plugins.rewards.verifier.units import CURRENCIES, TEMPERATUR
 from grpo_lightning.plugins.rewards.verifier.words import BELOW_100, MONTHS, SCALES, changes, word_set
 
 Node = tuple[Any, ...]
-"""A tree: the kind of node, then its parts. Equal trees have equal meaning; see `_Parser` for the kinds."""
+"""A tree: the kind of node, then its children. Equal trees have equal meaning; see `_Parser` for the kinds."""
 
+per_tree = lru_cache(maxsize=1 << 13)
+"""Remembers the results of a function for the latest trees."""
 MAX_TOKENS, MAX_DEPTH = 500, 25
 RELATIONS = word_set(
     "= < > le ge ne approx in equiv subset subseteq to sim mapsto propto notin parallel perp supset cong"
@@ -35,7 +37,8 @@ _MEANINGS: dict[str | None, Node] = {
     "dne": ("words", "dne"),
     "none": ("set",),
 }
-_OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")  # say nothing before an answer
+_OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")
+"""Marks that say nothing before an answer."""
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _END = Token("end", "")
 _NESTING = dict.fromkeys(word_set(r"( [ { \{"), 1) | dict.fromkeys(word_set(r") ] } \}"), -1)
@@ -50,8 +53,13 @@ def _joined(kind: str) -> Callable[[Node, Node], Node]:
 _add = _joined("add")
 
 
+def number_node(value: Fraction | int) -> Node:
+    """Returns the node of a number that is written without a decimal point."""
+    return ("number", Fraction(value), None)
+
+
 def signed(sign: str, node: Node) -> Node:
-    """The node with a sign before it."""
+    """Returns the node with a sign before it."""
     if sign == "-":
         is_positive = node[0] == "number" and node[1] >= 0
         return ("number", -node[1], node[2]) if is_positive else ("neg", node)
@@ -59,16 +67,16 @@ def signed(sign: str, node: Node) -> Node:
 
 
 def _pair(*kind: str) -> Callable[[Node, Node], Node]:
-    """Builds a node of two parts."""
+    """Builds a node of two children."""
     return lambda a, b: (*kind, a, b)
 
 
 def _term(sign: str) -> Callable[[Node, Node], Node]:
-    """Builds a sum with one term more, which has this sign."""
+    """Builds a sum with one more term, which has this sign."""
     return lambda a, b: _add(a, signed(sign, b))
 
 
-_INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {  # the precedence of each operator, what it builds
+_INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {
     "over": (_OVER, _pair("div")),
     "choose": (_OVER, _pair("call", "binom")),
     "cup": (_UNION, _pair("union")),
@@ -80,17 +88,20 @@ _INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {  # the precedenc
     "/": (_PRODUCT, _pair("div")),
     **{name: (_PRODUCT, _pair("call", "mod")) for name in ("mod", "bmod")},
 }
-_AROUND: dict[str, tuple[str, tuple[str, ...]]] = {  # what closes a bracket that is a function, and the node
+"""The precedence of each operator, and the function that builds its node."""
+_AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "|": ("|", ("abs",)),
     r"\|": (r"\|", ("call", "norm")),
     "lfloor": ("rfloor", ("call", "floor")),
     "lceil": ("rceil", ("call", "ceil")),
 }
-_COMMANDS: dict[str, Node] = {"frac": ("div",), "binom": ("call", "binom")}  # commands of two arguments
+"""The closing bracket of each bracket that is a function, and the beginning of its node."""
+_COMMANDS: dict[str, Node] = {"frac": ("div",), "binom": ("call", "binom")}
+"""The beginnings of the nodes of commands with two arguments."""
 _CONSTANTS: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
 _ACCENTS = word_set("overline vec hat dot ddot tilde angle triangle measuredangle")
 _FACTORS = word_set("sqrt lfloor lceil infty ( {").union(_COMMANDS, _ACCENTS, ["begin pmatrix", "begin bmatrix"])
-"""What begins a factor of a product without a sign, beside numbers and symbols."""
+"""Tokens that begin a factor of a product without a sign, beside numbers and symbols."""
 _ROWS = word_set("pmatrix bmatrix matrix array vmatrix Bmatrix smallmatrix cases")
 
 
@@ -100,9 +111,27 @@ class Item:
 
     chain: Node
     """`("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one."""
-    unit: Unit = ()  # if it is in the table
-    names_things: bool = False  # whether something is counted: `3 cookies`
-    counts: bool = False  # whether what is counted is named: `3 cookies`, not `3 left`
+    unit: Unit = ()
+    """The unit, if it is in the table."""
+    has_words: bool = False
+    """Whether other words stand behind the value: `3 cookies`, `3 left`."""
+    counts: bool = False
+    """Whether these words name what is counted: `3 cookies`, not `3 left`."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The relations between the operands."""
+        return self.chain[1]
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        """The sides of the relations; one if there is no relation."""
+        return self.chain[2]
+
+    @property
+    def value(self) -> Node:
+        """The last operand."""
+        return self.chain[2][-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +139,26 @@ class Claim:
     """The meaning of an answer: one item or several."""
 
     items: tuple[Item, ...]
+    """The statements, one or more."""
     joins: frozenset[str] = frozenset()
     """The separators between the items: `,`, `;`, `and`, `or`; `where` before a condition; `trailing` at the end."""
 
 
 @lru_cache(maxsize=1 << 14)
 def read_claim(text: str, question_words: frozenset[str] = frozenset(), brackets: bool = True) -> Claim:
-    """The claim of an answer, with `brackets` as for `tokenize`; raises `Unreadable` if it is none or more than one.
+    """Returns the claim of an answer. Raises `Unreadable` if it is none or more than one.
 
-    The question's words may follow a number because the question has them.
+    The question's words may follow a number because the question has them. `brackets` is as for `tokenize`.
     """
     return parse(in_digits(tokenize(text, brackets)), question_words)
 
 
 def parse(tokens: list[Token], question_words: frozenset[str] = frozenset()) -> Claim:
-    """The claim of tokens, as `read_claim` finds it."""
+    """Returns the claim of tokens, as `read_claim` does."""
     if len(tokens) > MAX_TOKENS:
         raise Unreadable("too long")
+
+    # Punctuation at the end says nothing, unless it is a factorial; nor do some marks before the answer.
     while tokens and tokens[-1].kind == "mark" and tokens[-1].text in (".", ",", ";", r"\\", "!"):
         if tokens[-1].text == "!" and not tokens[-1].spaced and tokens[-2:-1] and tokens[-2].kind != "word":
             break
@@ -139,7 +171,7 @@ def parse(tokens: list[Token], question_words: frozenset[str] = frozenset()) -> 
 class _Parser:
     """Parses the tokens of a claim.
 
-    The kinds of nodes, each with the names of its parts:
+    The kinds of nodes, each with the names of its children:
     number value decimals · symbol name · constant name · add · neg · mul · div · pow ·
     root degree radicand · call name arguments · apply name arguments · fact · abs · percent · degree · pm sign ·
     group opening closing items · set · builder body conditions · matrix rows · cases rows · ratio · base digits base ·
@@ -148,8 +180,12 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[Token], question_words: frozenset[str]) -> None:
-        self.tokens, self.question_words, self.position, self.depth = tokens, question_words, 0, 0
-        self.stops: tuple[str, ...] = ()  # marks that end an expression: those of the brackets around it
+        self.tokens = tokens
+        self.question_words = question_words
+        self.position = 0
+        self.depth = 0
+        self.stops: tuple[str, ...] = ()
+        """Marks that end an expression: stops of the brackets around it."""
 
     # ----- tokens
 
@@ -187,7 +223,7 @@ class _Parser:
             raise Unreadable(f"expected {text}, found {self.next.text or 'the end'}")
 
     def matching(self, start: int) -> int:
-        """The index of the bracket that closes the one at `start`."""
+        """Returns the index of the bracket that closes the one at `start`."""
         depth = 0
         for index in range(start, len(self.tokens)):
             depth += _NESTING.get(self.tokens[index].text, 0)
@@ -210,7 +246,8 @@ class _Parser:
         return Claim(tuple(items), frozenset(joins))
 
     def items(self) -> tuple[list[Item], set[str]]:
-        items, joins = [self.item()], set[str]()
+        items = [self.item()]
+        joins = set[str]()
         while True:
             separators = [*iter(lambda: self.take(",", ";", "and", "or"), "")]
             if not separators and items[-1].unit and self.next.kind == "number":
@@ -225,7 +262,7 @@ class _Parser:
                 items.append(self.item())
 
     def opens_condition(self) -> bool:
-        r"""Whether `where x \ne 1`, `for integer n`, `k an integer` or `(x \ne 1)` begins here."""
+        r"""Tells whether `where x \ne 1`, `for integer n`, `k an integer` or `(x \ne 1)` begins here."""
         if self.next.text == "(" and self.position:
             inside = self.tokens[self.position + 1 : self.matching(self.position)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
@@ -237,7 +274,7 @@ class _Parser:
         return is_named or (is_word and (len(next_text) == 1 or next_text in _QUANTIFIERS))
 
     def condition(self) -> Item:
-        r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
+        r"""Returns the condition that begins here: `n \in \mathbb Z` for `for integer n`."""
         if self.take("("):
             item = self.item()
             self.expect(")")
@@ -261,9 +298,11 @@ class _Parser:
         return [token.text for token in self.tokens[start : self.position]]
 
     def item(self) -> Item:
-        """One item: a choice, words, or values and the relations between them, with a unit."""
+        """Takes an item: a choice, words, or values and the relations between them, with a unit."""
         if choice := self.choice():
             return Item(("chain", (), (choice,)))
+
+        # The operands and the relations between them. An article before a noun is skipped.
         currency = self.currency()
         if self.next.text in ("a", "A", "an") and self.peek(1).kind == "word" and len(self.peek(1).text) > 2:
             self.position += 1
@@ -273,6 +312,8 @@ class _Parser:
             operators.append(relation)
             currency = currency or self.currency()
             operands.append(self.operand())
+
+        # Three spellings of a remainder: `2 \pmod 7`, `\equiv 2 \bmod 7`, `2 (mod 7)`.
         if self.take("pmod"):
             operands[-1] = ("mod", operands[-1], self.argument())
         elif operators[-1:] == ["equiv"] and operands[-1][:2] == ("call", "mod"):
@@ -282,17 +323,19 @@ class _Parser:
             self.expect(")")
         if operands[-1][0] == "words" and operands[0][0] == "words":
             return Item(("chain", (), (operands[0],)))
-        scale, unit, things = self.unit(currency)
+
+        # The unit of the last operand, whose scale (`million`) belongs to the number.
+        scale, unit, words = self.unit(currency)
         value = operands[-1]
         if value[0] == "degree" and len(unit) == 1 and unit[0][0] in TEMPERATURES:
             operands[-1], unit = value[1], ((TEMPERATURES[unit[0][0]], 1),)
         if scale != 1:
-            factor = ("number", Fraction(scale), None)
-            operands[-1] = ("number", value[1] * scale, None) if value[0] == "number" else ("mul", value, factor)
-        return Item(("chain", tuple(operators), tuple(operands)), unit, things > 0, things > 1)
+            is_number = value[0] == "number"
+            operands[-1] = number_node(value[1] * scale) if is_number else ("mul", value, number_node(scale))
+        return Item(("chain", tuple(operators), tuple(operands)), unit, words != "", words == "things")
 
     def operand(self) -> Node:
-        """One operand of a relation: words, a name, an expression, or a time."""
+        """Takes an operand of a relation: words, a name, an expression, or a time."""
         start = 1
         while self.peek(start).text in ("st", "nd", "rd", "th", "of"):
             start += 1
@@ -309,14 +352,18 @@ class _Parser:
         return node
 
     def name(self) -> Node | None:
-        r"""The left side of `P(X = 2) =` or `\int_0^1 x\,dx =`: a symbol applied to any group, or an operator."""
+        r"""Takes the left side of `P(X = 2) =` or `\int_0^1 x\,dx =`: a symbol applied to any group, or an operator."""
+        # The side goes up to the next equals sign outside of brackets.
         end = depth = 0
         while depth or self.peek(end).text not in ("=", "approx"):
             depth += _NESTING.get(self.peek(end).text, 0)
             if self.peek(end).kind in ("end", "join"):
                 return None
             end += 1
-        side, texts = self.tokens[self.position : self.position + end], self.texts(end)
+        side = self.tokens[self.position : self.position + end]
+        texts = self.texts(end)
+
+        # `f \circ g`, an operator, or a letter with a script, applied to one group that is the remaining side.
         opening = texts.index("(") if "(" in texts else 0
         is_composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(side))
         is_operator = texts[:1] in (["sum"], ["prod"], ["int"], ["lim"], ["nabla"])
@@ -330,12 +377,13 @@ class _Parser:
         return None
 
     def choice(self) -> Node | None:
-        """The choice that begins here, a letter alone or before its text: `(C)`, `C.`, `(C) 12`; else None."""
+        """Returns the choice that begins here, a letter alone or before its text: `(C)`, `C.`, `(C) 12`; else None."""
         if len(self.peek(1).text) == 1 or self.peek(2).text == ")":
             self.take_word("choice", "option")
         texts = self.texts(3)
         end = 3 if texts[0] == "(" and texts[2] == ")" else 2 if texts[1] in (")", ".", ":") else 0
-        letter, next_token = texts[end == 3], self.peek(end)
+        letter = texts[end == 3]
+        next_token = self.peek(end)
         if not end or len(letter) != 1 or letter not in CHOICES:
             return None
         if next_token.text in ("", ",", ";", "and", "or", ")"):
@@ -360,8 +408,11 @@ class _Parser:
             pass
         return name
 
-    def unit(self, sign: str = "") -> tuple[int, Unit, int]:
-        """The scale and the unit after a value, and 1 for `left`, 2 for `cookies`. `sign`: the currency before it."""
+    def unit(self, sign: str = "") -> tuple[int, Unit, str]:
+        """Takes the unit after a value, before which the currency `sign` may stand.
+
+        Returns its scale, the unit, and `words` or `things` for other words: `3 left`, `3 cookies`.
+        """
         scale = 1
         while self.next.kind == "word" and self.next.text in SCALES and f"{self.next.text}s" not in self.question_words:
             scale *= SCALES[self.advance()]
@@ -382,7 +433,7 @@ class _Parser:
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
         unit = _sorted(factors) or ((sign, 1),) * bool(sign)
         is_thing = any(len(word) > 3 and word.endswith("s") for word in phrase[:3])
-        return scale, unit, 0 if not phrase else 2 if is_thing else 1
+        return scale, unit, "things" if is_thing else "words" if phrase else ""
 
     def unit_product(self, factors: dict[str, int], sign: int) -> bool:
         """Adds units and their powers to `factors`, as `kg`, `m/s^2`, `J/(mol K)`; returns whether it found any."""
@@ -407,21 +458,24 @@ class _Parser:
                 power *= self.unit_power()
                 for base, times in product_of(name):
                     factors[base] = factors.get(base, 0) + power * times
-            elif not (is_unit and (self.take("*") or (self.takes_per() and self.unit_product(factors, -sign)))):
+            elif not (
+                is_unit
+                and (
+                    self.take("*") or ((self.take("/") or self.take_word("per")) and self.unit_product(factors, -sign))
+                )
+            ):
                 self.position = start
                 return is_unit
             is_unit = True
 
-    def takes_per(self) -> bool:
-        return bool(self.take("/") or self.take_word("per"))
-
     def names_unit(self, token: Token) -> bool:
-        """Whether a token is a unit: a word, or a letter that is no variable of the question."""
+        """Tells whether a token is a unit: a word, or a letter that is no variable of the question."""
         return token.text in UNITS and (len(token.text) > 1 or token.text not in self.question_words)
 
     def opens_unit(self) -> bool:
-        """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
-        token, previous = self.next, self.peek(-1)
+        """Tells whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
+        token = self.next
+        previous = self.peek(-1)
         if previous.text == "circ":
             return token.text in ("C", "F")
         is_text = self.texts(2) == ["frac", "{"] and self.names_unit(self.peek(2))
@@ -430,12 +484,11 @@ class _Parser:
         ):
             return False
         item_tokens = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
-        is_unit = [*map(self.names_unit, item_tokens)]
-        other_tokens = [token for token, is_one in zip(item_tokens, is_unit, strict=True) if not is_one]
-        is_rest = all(
-            token.kind == "number" or token.text in tuple("/^{}-*") or token is item_tokens[0] for token in other_tokens
+        has_no_factor = all(
+            self.names_unit(token) or token.kind == "number" or token.text in tuple("/^{}-*")
+            for token in item_tokens[1:]
         )
-        return is_rest and (is_unit[0] or is_text)
+        return has_no_factor and (self.names_unit(token) or is_text)
 
     def unit_power(self) -> int:
         word = self.take_word("squared", "cubed")
@@ -456,7 +509,7 @@ class _Parser:
             self.expect(closing)
 
     def expression(self, floor: int = 0) -> Node:
-        """An expression whose operators have at least the precedence `floor`."""
+        """Returns an expression whose operators have at least the precedence `floor`."""
         if sign := self.take("+", "-", "pm", "mp"):
             if self.next.text in ("+", "-") or floor == _SUM + 1:
                 raise Unreadable("two signs")
@@ -475,8 +528,9 @@ class _Parser:
         return left
 
     def operator(self) -> str | None:
-        """The operator that comes next, empty between factors without a sign; None if there is none."""
-        token, next_token = self.next, self.peek(1)
+        """Returns the operator that comes next, empty between factors without a sign; None if there is none."""
+        token = self.next
+        next_token = self.peek(1)
         if token.kind == "word":
             return ":" if token.text == "to" and next_token.kind == "number" else None
         if token.text in self.stops or (token.text == "/" and next_token.kind == "word" and len(next_token.text) > 1):
@@ -486,8 +540,9 @@ class _Parser:
         return "" if self.starts_factor() else None
 
     def starts_factor(self) -> bool:
-        """Whether a factor of a product without a sign begins here."""
-        token, next_token = self.next, self.peek(1)
+        """Tells whether a factor of a product without a sign begins here."""
+        token = self.next
+        next_token = self.peek(1)
         if token.kind in ("number", "symbol", "function") or token.text == "frac":
             return not self.opens_unit()
         if token.text == "|":
@@ -498,20 +553,20 @@ class _Parser:
         return token.kind not in ("word", "join") and token.text in _FACTORS
 
     def beside(self, left: Node) -> Node:
-        r"""A product without a sign, or a mixed number: `2x`, `2\frac12`."""
+        r"""Returns a product without a sign, or a mixed number: `2x`, `2\frac12`."""
         token = self.next
         is_shown = token.text == "(" and any(token.text == "=" for token in self.tokens[self.position :])
         is_number = token.kind == "number"
         right = self.factor()
         if token.text == "frac" and _is_mixed(left, right):
-            return ("number", left[1] + right[1][1] / right[2][1], None)
+            return number_node(left[1] + right[1][1] / right[2][1])
         is_product = left[0] != "number" and (not is_number or left == ("constant", "i"))
         if right[0] == "number" and not is_shown and not is_product:
             raise Unreadable("two numbers side by side")
         return ("mul", left, right)
 
     def factor(self) -> Node:
-        """An atom with what follows it: powers, factorials, signs, primes, a base."""
+        """Returns an atom with what follows it: powers, factorials, signs, primes, a base."""
         node = self.atom()
         while True:
             is_power = self.take("^")
@@ -531,7 +586,7 @@ class _Parser:
                 return node
 
     def based(self, node: Node) -> Node:
-        """A number with its base: `204_5`, `204_{five}`."""
+        """Returns a number with its base: `204_5`, `204_{five}`."""
         text = self.group_text().strip("()")
         base = int(text) if text.isdigit() and len(text) < 3 else BELOW_100.get(text, 0)
         if base < 2:
@@ -562,12 +617,12 @@ class _Parser:
         return node
 
     def is_operand_word(self) -> bool:
-        """Whether a word is a symbol set in upright letters."""
+        """Tells whether a word is a symbol set in upright letters."""
         token = self.next
         return token.kind == "word" and token.text.isascii() and (len(token.text) == 1 or token.text.isupper())
 
     def command(self, text: str) -> Node:
-        """The node of a bracket or a command, which has been taken."""
+        """Returns the node of a bracket or a command, which has been taken."""
         if text in ("(", "[", "]"):
             return self.group(text)
         if text in ("{", r"\{"):
@@ -579,7 +634,7 @@ class _Parser:
         if text in _COMMANDS:
             return (*_COMMANDS[text], self.argument(), self.argument())
         if text == "sqrt":
-            degree: Node = ("number", Fraction(2), None)
+            degree = number_node(2)
             if self.take("["):
                 degree = self.expression()
                 self.expect("]")
@@ -597,7 +652,7 @@ class _Parser:
         return _CONSTANTS[text]
 
     def argument(self, whole_numbers: bool = False) -> Node:
-        """The argument as TeX reads it: a group in braces or one character."""
+        """Returns the argument as TeX reads it: a group in braces or one character."""
         token = self.next
         if self.take("{"):
             with self.inside("}"):
@@ -606,17 +661,17 @@ class _Parser:
             if not token.text[0].isdigit():
                 raise Unreadable("no argument")
             self.tokens[self.position] = Token("number", token.text[1:])
-            return ("number", Fraction(token.text[0]), None)
+            return number_node(int(token.text[0]))
         return self.atom()
 
     def number(self) -> Node:
-        """A number: an integer, a decimal, a repeating one, a mixed one."""
+        """Returns a number: an integer, a decimal, a repeating one, a mixed one."""
         text = self.advance()
         if "(" in text:
             integer_digits, _, fraction_digits = text.partition(".")
             fixed, _, repeated = fraction_digits.rstrip(")").partition("(")
             period = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
-            return ("number", Fraction(f"{integer_digits}.{fixed}0") + period, None)
+            return number_node(Fraction(f"{integer_digits}.{fixed}0") + period)
         mantissa = text.casefold().partition("e")[0]
         if len(mantissa) > 200:
             raise Unreadable("too many digits")
@@ -625,7 +680,7 @@ class _Parser:
         is_mixed = decimals is None and top.spaced and slash.text == "/" and (top.text + bottom.text).isdigit()
         if is_mixed and 0 < int(top.text or 0) < int(bottom.text or 0):
             self.position += 3
-            return ("number", Fraction(text) + Fraction(int(top.text), int(bottom.text)), None)
+            return number_node(Fraction(text) + Fraction(int(top.text), int(bottom.text)))
         return ("number", Fraction(text), decimals)
 
     def symbol(self) -> Node:
@@ -637,13 +692,13 @@ class _Parser:
         return ("apply", node[1], *self.arguments()) if is_applied else node
 
     def subscripts(self, name: str) -> Node:
-        """A symbol with its subscript: `a_{n}` is `a_n`."""
+        """Returns a symbol with its subscript: `a_{n}` is `a_n`."""
         while self.take("_"):
             name += "_" + self.group_text()
         return ("symbol", name)
 
     def function(self) -> Node:
-        r"""A function with its power, its base and its arguments: `\sin^2 x`, `\log_2 8`, `\ln(x)^2`."""
+        r"""Returns a function with its power, its base and its arguments: `\sin^2 x`, `\log_2 8`, `\ln(x)^2`."""
         name = self.advance()
         power: Node | None = None
         below: tuple[Node, ...] = ()
@@ -671,14 +726,14 @@ class _Parser:
     # ----- brackets
 
     def values(self) -> tuple[list[Node], set[str]]:
-        """The values of items in brackets, which have no units, and their separators; a relation is a chain."""
+        """Returns the values of items in brackets, which have no units, and their separators; a relation is a chain."""
         items, joins = self.items()
-        if any(item.unit or item.names_things for item in items):
+        if any(item.unit or item.has_words for item in items):
             raise Unreadable("a unit inside a formula")
-        return [item.chain if item.chain[1] else item.chain[2][0] for item in items], joins
+        return [item.chain if item.operators else item.value for item in items], joins
 
     def arguments(self) -> list[Node]:
-        """The arguments after a function's name: `(a, b)`."""
+        """Returns the arguments after a function's name: `(a, b)`."""
         self.expect("(")
         with self.inside(")"):
             values, _ = self.values()
@@ -690,24 +745,26 @@ class _Parser:
         closing = self.take(")", "]", "[")
         if not closing or (opening == "(" and closing == "[") or joins & {"or", "and", "trailing"}:
             raise Unreadable("no group")
-        opening, closing = opening.replace("]", "("), closing.replace("[", ")")  # `]0,2[` is `(0,2)`
+        # `]0,2[` is `(0,2)`.
+        opening = opening.replace("]", "(")
+        closing = closing.replace("[", ")")
         is_bracket = (opening, closing) == ("(", ")") and values[0][0] != "chain"
         if len(values) == 1 and (values[0][0] == "matrix" or is_bracket):
             return values[0]
         return ("group", opening, closing, *values)
 
     def set(self, closing: str) -> Node:
-        r"""A set in braces, with or without a condition; what stands alone in bare braces is only grouped."""
+        r"""Returns a set in braces, with or without a condition; what stands alone in bare braces is only grouped."""
         if self.take(closing):
             return ("set",)
         with self.inside("", "|", ":", "mid"):
             values, joins = self.values()
         if self.take("|", ":", "mid"):
             with self.inside(closing):
-                conditions, how = self.values()
-            if len(values) > 1 or ("or" in how and how != {"or"}):
+                conditions, condition_joins = self.values()
+            if len(values) > 1 or ("or" in condition_joins and len(condition_joins) > 1):
                 raise Unreadable("a set of more than one kind")
-            return ("builder", values[0], *([("either", *conditions)] if how == {"or"} else conditions))
+            return ("builder", values[0], *([("either", *conditions)] if "or" in condition_joins else conditions))
         self.expect(closing)
         if joins & {"or", "and", "trailing"}:
             raise Unreadable("words in brackets")
@@ -738,13 +795,13 @@ class _Parser:
 
 
 def _meaning(text: str) -> Node | None:
-    """The value that words stand for: the empty set of `no solutions`; None for others."""
+    """Returns the value that words stand for: the empty set of `no solutions`; None for others."""
     match = _PHRASES.fullmatch(text.casefold().rstrip("."))
     return _MEANINGS[match.lastgroup] if match else None
 
 
 def read_unit(text: str) -> tuple[Unit, str, str]:
-    """The unit that a text begins with, its last token and the one behind it; no unit if there is none."""
+    """Returns the unit that a text begins with, its last token and the one behind it; no unit if there is none."""
     parser = _Parser(list(tokenize(rf"\text{{{text}}}")), frozenset())
     factors: dict[str, int] = {}
     parser.unit_product(factors, 1)
@@ -752,7 +809,7 @@ def read_unit(text: str) -> tuple[Unit, str, str]:
 
 
 def _sorted(factors: dict[str, int]) -> Unit:
-    """The normal form of a product of units; degrees of Celsius are no angles."""
+    """Returns the normal form of a product of units; degrees of Celsius are no angles."""
     is_temperature = not {"celsius", "fahrenheit"}.isdisjoint(factors)
     names = (name for name, power in factors.items() if power and not (is_temperature and name == "degree"))
     return tuple((name, factors[name]) for name in sorted(names))
@@ -763,19 +820,20 @@ def _nesting(token: Token) -> int:
 
 
 def _split(tokens: list[Token], separator: str) -> list[list[Token]]:
-    parts: list[list[Token]] = [[]]
+    """Returns the rows or cells between separators, but for separators of an inner environment."""
+    slices: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
         depth += _nesting(token)
         if token.text == separator and depth == 0:
-            parts.append([])
+            slices.append([])
         else:
-            parts[-1].append(token)
-    return parts
+            slices[-1].append(token)
+    return slices
 
 
 def _is_mixed(left: Node, right: Node) -> bool:
-    r"""Whether the two are a mixed number, a whole number and a fraction of whole numbers below 1: `2\frac12`."""
+    r"""Tells whether the two are a mixed number, a whole number and a fraction of whole numbers below 1: `2\frac12`."""
     if left[0] != "number" or left[2] is not None or left[1].denominator > 1 or right[0] != "div":
         return False
     are_integers = all(child[0] == "number" and child[1].denominator == 1 for child in right[1:])

@@ -20,18 +20,23 @@ log = logging.getLogger(__name__)
 _COMPARE = "grpo_lightning.plugins.rewards.verifier.value_comparison:compare"
 _EXPLAIN = "grpo_lightning.plugins.rewards.verifier.value_comparison:explain"
 _CACHE_SIZE = 1 << 17
-_MIN_COUNTED = 100  # fewest questions over which the fraction of timeouts is checked
+_MIN_COUNTED = 100
+"""The fewest questions over which the fraction of timeouts is checked."""
 
-Pair = tuple[str, str, str]  # a gold answer, an answer and their question, as sent to a worker
+Pair = tuple[str, str, str]
+"""A gold answer, an answer and their question, as sent to a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The decision about an answer, with the stage that made it and the reason."""
 
-    outcome: str  # `equal`, `different`, or the status that prevented a comparison
-    stage: str  # `gold`, `extraction`, `guards`, `numbers` or `worker`
-    why: str
+    outcome: str
+    """`equal`, `different`, or the status that prevented a comparison."""
+    stage: str
+    """The stage that decided: `gold`, `extraction`, `guards`, `numbers` or `worker`."""
+    reason: str
+    """The reason in words."""
 
 
 class MathVerifier(Reward):
@@ -82,11 +87,16 @@ class MathVerifier(Reward):
             "finished": finished,
         }
         self._pool = WorkerPool.computing(num_workers, timeout, memory_limit_mb)
-        self._known: dict[Pair, str] = {}  # in the order of their last use
+        self._cache: dict[Pair, str] = {}
+        """The outcomes of pairs, in the order of their last use."""
         self._good_golds: dict[str, bool] = {}
-        self._slow: set[str] = set()  # gold answers with a new timeout since the last check
-        self._seen: set[str] = set()  # gold answers since the last check
-        self._counted: list[tuple[int, int]] = []  # numbers of both, per check
+        """Whether each gold answer can be read."""
+        self._slow_golds: set[str] = set()
+        """Gold answers with a new timeout since the last check."""
+        self._graded_golds: set[str] = set()
+        """Gold answers of all samples since the last check."""
+        self._counted: list[tuple[int, int]] = []
+        """The numbers of slow and of graded gold answers, per check."""
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Starts a worker, compares every gold answer with itself, and warns of each that cannot be read.
@@ -98,39 +108,40 @@ class MathVerifier(Reward):
         super().read_questions(questions)
         self._pool.load(_COMPARE)
         self._check_golds([question.answer for question in questions])
-        bad = [question for question in questions if not self._good_golds[question.answer]]
-        for question in bad[:20]:
+        unreadable = [question for question in questions if not self._good_golds[question.answer]]
+        for question in unreadable[:20]:
             log.warning(
                 "reward %s cannot read the gold answer %.200r of %s: its samples get no reward (status %s)",
                 self.name, question.answer, question.source or "a question without source", GOLD_BAD,
             )  # fmt: skip
-        if len(bad) > 20:
-            log.warning("reward %s: %d gold answers more could not be read", self.name, len(bad) - 20)
+        if len(unreadable) > 20:
+            log.warning("reward %s: %d gold answers more could not be read", self.name, len(unreadable) - 20)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Grades `samples`.
 
-        The status is `ok` if the answer was compared. These are worth 0: `no_answer`, `unparseable` (the grammar does
-        not know it), `restated` (equal, but copied from the question), `too_long`, and `timeout`, `memory` and `crash`
-        (of the worker). Only `gold_bad` and `no_gold` give NaN.
+        The status is `ok` if the answer was compared. These statuses are worth 0: `no_answer`, `unparseable` (the
+        grammar does not know it), `restated` (equal, but copied from the question), `too_long`, and `timeout`, `memory`
+        and `crash` (of the worker). Only `gold_bad` and `no_gold` give NaN.
         """
         return self.report(samples, *self.grade(samples))
 
     def report(
         self, samples: Sequence[Sample], answers: Sequence[str | None], verdicts: Sequence[Verdict]
     ) -> RewardResult:
-        """The result of `grade` as values, statuses and names of the answers."""
-        values, statuses, names = [], [], []
+        """Returns the result of `grade` as values, statuses and names of the answers."""
+        names: list[str | None] = []
+        result = RewardResult([], [], names)
         for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
             outcome = verdict.outcome
-            values.append(math.nan if outcome in (GOLD_BAD, Status.NO_GOLD) else float(outcome == EQUAL))
-            statuses.append(Status.OK if outcome in (EQUAL, DIFFERENT) else outcome)
+            result.value.append(math.nan if outcome in (GOLD_BAD, Status.NO_GOLD) else float(outcome == EQUAL))
+            result.status.append(Status.OK if outcome in (EQUAL, DIFFERENT) else outcome)
             # A correct answer gets the name of the gold answer, so that a vote counts all its spellings as one.
             names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
-        return RewardResult(values, statuses, names)
+        return result
 
     def grade(self, samples: Sequence[Sample]) -> tuple[list[str | None], list[Verdict]]:
-        """The answer of each completion, and its verdict."""
+        """Returns the answer of each completion, and its verdict."""
         self._check_golds([sample.answer for sample in samples])
         answers = [extract_answer(sample.whole_turn) for sample in samples]
         verdicts: list[Verdict | Pair] = []
@@ -142,14 +153,15 @@ class MathVerifier(Reward):
             else:
                 question = sample.prompt.question.text if self.policy["finished"] else ""
                 verdicts.append(decide(sample.answer, answer, question))
-        by_worker = self._compare([verdict for verdict in verdicts if isinstance(verdict, tuple)])
-        self._seen.update(sample.answer for sample in samples)
-        return answers, [
-            verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
-        ]
+        by_worker = {
+            pair: Verdict(outcome, "worker", f"{_OUTCOMES.get(outcome, outcome)}: `{pair[1]}` with `{pair[0]}`")
+            for pair, outcome in self._compare([pair for pair in verdicts if isinstance(pair, tuple)]).items()
+        }
+        self._graded_golds.update(sample.answer for sample in samples)
+        return answers, [by_worker[verdict] if isinstance(verdict, tuple) else verdict for verdict in verdicts]
 
     def explain(self, gold: str, answer: str, question: str = "") -> dict[str, str]:
-        """The claims that a worker reads of both, and the first difference; empty if it takes too long."""
+        """Returns the claims that a worker reads of both, and the first difference; empty if it takes too long."""
         (outcome,) = self._pool.map(_EXPLAIN, [[gold, answer, question, self.policy]])
         return outcome.value if outcome.status == Status.OK else {}
 
@@ -161,10 +173,13 @@ class MathVerifier(Reward):
         """
         from grpo_lightning import ranks  # imports torch, which the workers do not need
 
-        of_ranks = zip(*ranks.gather((self._slow, self._seen)), strict=True)
-        slow, count = (len(set[str]().union(*parts)) for parts in of_ranks)
+        golds_by_rank = zip(*ranks.gather((self._slow_golds, self._graded_golds)), strict=True)
+        slow, count = (len(set[str]().union(*golds)) for golds in golds_by_rank)
         self._counted.append((slow, count))
-        self._slow, self._seen = set(), set()
+        self._slow_golds = set()
+        self._graded_golds = set()
+
+        # The latest checks that have enough questions together.
         while sum(count for _, count in self._counted[1:]) >= _MIN_COUNTED:
             del self._counted[0]
         slow, count = (sum(column) for column in zip(*self._counted, strict=True))
@@ -181,6 +196,7 @@ class MathVerifier(Reward):
         self._pool.close()
 
     def _check_golds(self, golds: Sequence[str]) -> None:
+        """Compares every new gold answer with itself."""
         unseen = [gold for gold in dict.fromkeys(golds) if gold not in self._good_golds]
         pairs = {gold: (gold, gold, "") for gold in unseen if gold.strip() and len(gold) <= MAX_CHARS}
         compared = self._compare([pair for gold, pair in pairs.items() if plain_number(gold.strip()) is None])
@@ -188,17 +204,18 @@ class MathVerifier(Reward):
             self._good_golds[gold] = gold in pairs and compared.get(pairs[gold], EQUAL) == EQUAL
 
     def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
-        """The outcome of each distinct pair, from the cache or from a worker."""
-        cache = self._known
+        """Returns the outcome of each distinct pair, from the cache or from a worker."""
+        # What is used goes to the end of the cache.
+        cache = self._cache
         outcomes = {pair: cache.pop(pair) for pair in dict.fromkeys(pairs) if pair in cache}
         cache.update(outcomes)
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
-            said: dict[str, str] = {Status.OK: outcome.value, Status.ERROR: UNPARSEABLE}
-            outcomes[pair] = said.get(outcome.status, outcome.status)
+            verdicts: dict[str, str] = {Status.OK: outcome.value, Status.ERROR: UNPARSEABLE}
+            outcomes[pair] = verdicts.get(outcome.status, outcome.status)
             if outcome.status == Status.TIMEOUT:
-                self._slow.add(pair[0])
+                self._slow_golds.add(pair[0])
             if outcome.status in (Status.OK, Status.ERROR, Status.TIMEOUT):  # the others depend on the machine's load
                 cache[pair] = outcomes[pair]
         while len(cache) > _CACHE_SIZE:
@@ -222,17 +239,14 @@ _OUTCOMES = {
 
 
 def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
-    """The verdict if both are plain numbers, else the pair for a worker to compare."""
+    """Returns the verdict if both are plain numbers, else the pair for a worker to compare."""
     if len(answer) > MAX_CHARS:
         return _TOO_LONG
     if "$" in answer and question:  # it may ask for cents
         return gold, answer, question
-    gold_number, answer_number = plain_number(gold.strip()), plain_number(answer)
+    gold_number = plain_number(gold.strip())
+    answer_number = plain_number(answer)
     if gold_number is not None and gold_number == answer_number:
         return _SAME_NUMBER
     are_whole = all(number is not None and number.denominator == 1 for number in (gold_number, answer_number))
     return _OTHER_NUMBER if are_whole else (gold, answer, question)
-
-
-def _by_worker(outcome: str, pair: Pair) -> Verdict:
-    return Verdict(outcome, "worker", f"{_OUTCOMES.get(outcome, outcome)}: `{pair[1]}` with `{pair[0]}`")

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from grpo_lightning.plugins.rewards.verifier.tokens import Token
 from grpo_lightning.plugins.rewards.verifier.words import BELOW_100, LARGE, PARTS, SCALES, word_set
 
-_NO_NUMBER = word_set("each every this that which any no the another per")  # `each one` is no number
+_NO_NUMBER = word_set("each every this that which any no the another per")
+"""Words before a `one` that is no number: `each one`."""
 
 
 def in_digits(tokens: Sequence[Token]) -> list[Token]:
-    """The tokens with every number in words replaced by one in digits.
+    """Returns the tokens with every number in words replaced by one in digits.
 
     A word that only scales (`5 million`) stays. So does a word that counts nothing (`each one`).
     """
@@ -19,7 +20,7 @@ def in_digits(tokens: Sequence[Token]) -> list[Token]:
     while position < len(tokens):
         token = tokens[position]
         is_counted = not (words[position] == "one" and position and words[position - 1] in _NO_NUMBER)
-        is_script = any(fraction.text == "_" for fraction in tokens[max(0, position - 2) : position])
+        is_script = any(token.text == "_" for token in tokens[max(0, position - 2) : position])
         number, end = _number(words, position) if is_counted and not is_script else ([], position)
         if number:
             digits += [number[0]._replace(spaced=token.spaced), *number[1:]]
@@ -27,14 +28,14 @@ def in_digits(tokens: Sequence[Token]) -> list[Token]:
             digits.append(Token("mark", "-", token.spaced) if _is_sign(tokens, words, position) else token)
             end = position + 1
         if words[end : end + 1] == ["and"] and digits[-1].kind == "number":  # `2 and a half`
-            fraction, fraction_end = _part(words, end + 1)
+            fraction, fraction_end = _fraction(words, end + 1)
             digits, end = [*digits, *fraction], fraction_end if fraction else end
         position = end
     return digits
 
 
 def _is_sign(tokens: Sequence[Token], words: Sequence[str], position: int) -> bool:
-    """Whether `negative three` or `minus 3` begins here."""
+    """Tells whether `negative three` or `minus 3` begins here."""
     if words[position] not in ("negative", "minus") or position + 1 == len(tokens):
         return False
     previous = tokens[position - 1] if position else Token("word", "")
@@ -43,14 +44,16 @@ def _is_sign(tokens: Sequence[Token], words: Sequence[str], position: int) -> bo
 
 
 def _number(words: Sequence[str], start: int) -> tuple[list[Token], int]:
-    """The tokens of the number that begins at `start`, and its end; none if there is no number."""
-    fraction, end = _part(words, start)
+    """Returns the tokens of the number that begins at `start`, and its end; none if there is no number."""
+    fraction, end = _fraction(words, start)
     if fraction:
         return fraction, end
-    total = group = 0  # the group is what the next thousand or million multiplies
-    last, end = 10**15, start
+    # The group is the number that the next thousand or million multiplies; these become smaller.
+    total = group = 0
+    last_scale, end = 10**15, start
     while end < len(words):
-        word, next_word = words[end], words[end + 1] if end + 1 < len(words) else ""
+        word = words[end]
+        next_word = words[end + 1] if end + 1 < len(words) else ""
         room = 100 if group % 100 == 0 else 10 if group % 10 == 0 and group % 100 >= 20 else 0
         if word in BELOW_100 and BELOW_100[word] < room and (end == start or BELOW_100[word]):
             group += BELOW_100[word]
@@ -58,8 +61,10 @@ def _number(words: Sequence[str], start: int) -> tuple[list[Token], int]:
             group = 1
         elif word in ("hundred", "dozen") and 0 < group < 100:
             group *= SCALES[word]
-        elif word in LARGE and group > 0 and LARGE[word] < last:
-            total, group, last = total + group * LARGE[word], 0, LARGE[word]
+        elif word in LARGE and group > 0 and LARGE[word] < last_scale:
+            last_scale = LARGE[word]
+            total += group * last_scale
+            group = 0
         elif not (word == "and" and next_word in BELOW_100 and end > start and words[end - 1] in SCALES):
             break
         end += 1
@@ -68,8 +73,8 @@ def _number(words: Sequence[str], start: int) -> tuple[list[Token], int]:
     return ([Token("number", str(total + group))] if end > start else []), end
 
 
-def _part(words: Sequence[str], start: int) -> tuple[list[Token], int]:
-    """The tokens of `a half`, `one third` or `two-thirds` at `start`, and their end."""
+def _fraction(words: Sequence[str], start: int) -> tuple[list[Token], int]:
+    """Returns the tokens of `a half`, `one third` or `two-thirds` at `start`, and their end."""
     top, _, bottom = words[start].partition("-") if start < len(words) else ("", "", "")
     if top in BELOW_100 and bottom in PARTS:
         return _quotient(BELOW_100[top], PARTS[bottom]), start + 1

@@ -10,11 +10,13 @@ from typing import Any
 from mpmath import MPContext, fp
 from mpmath.libmp import ComplexResult, NoConvergence
 
-from grpo_lightning.plugins.rewards.verifier.grammar import Node
+from grpo_lightning.plugins.rewards.verifier.grammar import Node, number_node, per_tree
 from grpo_lightning.plugins.rewards.verifier.words import word_set
 
-MAX_BITS = 40_000  # of an exact integer
-MAX_EXPONENT = 10**7  # the largest x for which e^x, x! and sin x are computed
+MAX_BITS = 40_000
+"""The largest number of bits of an exact integer."""
+MAX_EXPONENT = 10**7
+"""The largest x for which e^x, x! and sin x are computed."""
 Point = Mapping[str, Any]
 
 
@@ -31,53 +33,51 @@ def nodes(tree: Node) -> Iterator[Node]:
         for child in reversed(node):
             if isinstance(child, tuple) and child:
                 inner = [child] if isinstance(child[0], str) else reversed(child)
-                pending += [p for p in inner if isinstance(p, tuple) and p]
+                pending += [node for node in inner if isinstance(node, tuple) and node]
 
 
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def symbols(tree: Node) -> frozenset[str]:
-    """The names of the variables of a tree."""
+    """Returns the names of the variables of a tree."""
     return frozenset(node[1] for node in nodes(tree) if node[0] == "symbol")
 
 
 def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
-    """The tree with each node replaced by what `change` makes of it, from the leaves up."""
+    """Replaces each node by the result of `change`, from the leaves up; returns the tree."""
     return change(tuple(mapped(child, change) for child in tree)) if isinstance(tree, tuple) else tree
 
 
 def renamed(tree: Node, names: dict[str, str]) -> Node:
-    """The tree with variables renamed."""
+    """Returns the tree with variables renamed."""
     return mapped(tree, lambda node: ("symbol", names.get(node[1], node[1])) if node[:1] == ("symbol",) else node)
 
 
 def literal(tree: Node) -> Fraction | None:
-    """The value of a finished number: integer, decimal, fraction, power or scientific notation; None for others."""
+    """Returns the value of a finished number: integer, decimal, fraction, power, scientific notation; else None."""
     return exact(tree) if tree and _is_finished(tree) else None
 
 
 def _is_finished(tree: Node) -> bool:
+    """Tells whether a tree is a number in which nothing is left to compute."""
     kind, *children = tree
     if kind in ("neg", "percent"):
         is_double = children[0][0] == kind or (kind == "neg" and children[0][0] == "number")  # `-(-3)`
         return not is_double and _is_finished(children[0])
     if kind == "div":
         bare = [child[1] if child[0] == "neg" else child for child in children]
-        return all(child[0] in ("number", "pow") and _is_finished(child) and not _is_inverse(child) for child in bare)
+        # `a / b^-1` is an unfinished product.
+        is_inverse = any(child[0] == "pow" and (exact(child[2]) or 0) < 0 for child in bare)
+        return not is_inverse and all(child[0] in ("number", "pow") and _is_finished(child) for child in bare)
     if kind == "pow":
         return children[0][0] == "number" and children[0][1] >= 0 and _is_finished(children[1])
-    if kind == "mul" and children[1][0] == "pow" and children[1][1] == ("number", Fraction(10), None):
+    if kind == "mul" and children[1][0] == "pow" and children[1][1] == number_node(10):
         return _is_finished(children[0]) and _is_finished(children[1])
     return kind == "number"
 
 
-def _is_inverse(tree: Node) -> bool:
-    """Whether a power has a negative exponent: `a / b^-1` is an unfinished product."""
-    return tree[0] == "pow" and (exact(tree[2]) or 0) < 0
-
-
-@lru_cache(maxsize=1 << 13)
+@per_tree
 def exact(tree: Node) -> Fraction | None:
-    """The value if rational arithmetic, factorials and binomials give it and it is not too long; else None."""
+    """Returns the value if rational arithmetic, factorials and binomials give it and it is not too long; else None."""
     kind = tree[0]
     if kind == "number":
         return tree[1]
@@ -123,17 +123,17 @@ _EXACT: dict[str, Callable[..., Any]] = {
 
 
 def is_percent(tree: Node) -> bool:
-    """Whether the tree has a percent sign, apart from a minus sign before it."""
+    """Tells whether the tree has a percent sign, apart from a minus sign before it."""
     return bool(tree[0] == "percent" or (tree[0] == "neg" and tree[1][0] == "percent"))
 
 
 def is_decimal(*trees: Node) -> bool:
-    """Whether one of the trees contains a decimal."""
+    """Tells whether one of the trees contains a decimal."""
     return any(node[0] == "number" and node[2] is not None for tree in trees for node in nodes(tree))
 
 
 def infinity(tree: Node) -> int:
-    """The sign of an infinity: 1 or -1; 0 for other trees."""
+    """Returns the sign of an infinity: 1 or -1; 0 for other trees."""
     return -infinity(tree[1]) if tree[0] == "neg" else int(tree == ("constant", "inf"))
 
 
@@ -143,18 +143,20 @@ class Evaluator:
     def __init__(self, digits: int = 0) -> None:
         self.context: Any = MPContext() if digits else fp
         self.is_fast = not digits
-        self.largest = 0  # order of magnitude of the largest intermediate value, if it has digits
-        self.is_real = True  # whether all intermediate values of the last one were real, in floating point
+        self.largest = 0
+        """Order of magnitude of the largest intermediate value, if there are `digits`."""
+        self.is_real = True
+        """Whether all intermediate values of the last value were real, in floating point."""
         if digits:
             self.context.dps = digits
 
     def value(self, tree: Node, point: Point) -> Any:
-        """The value at a point; raises `NoNumber` if the tree has none there."""
+        """Returns the value at a point; raises `NoNumber` if the tree has none there."""
         self.is_real = True
         try:
             return self._seen(self._at(tree, point))
-        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, LookupError, RecursionError) as e:
-            raise NoNumber(str(e)) from None
+        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, LookupError, RecursionError):
+            raise NoNumber from None
 
     def _at(self, tree: Node, point: Point) -> Any:
         kind, *children = tree
@@ -181,7 +183,8 @@ class Evaluator:
         return value
 
 
-precise = lru_cache(maxsize=8)(Evaluator)  # the evaluator for a number of digits
+precise = lru_cache(maxsize=8)(Evaluator)
+"""Returns the evaluator for a number of digits."""
 
 
 def _small(value: Any, largest: int = MAX_EXPONENT) -> Any:
@@ -197,14 +200,15 @@ def _real(ctx: Any, value: Any) -> Any:
 
 
 def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
-    """x^y; an odd root of a negative number is real."""
+    """Returns x^y; an odd root of a negative number is real."""
     if base == 0:
         if ctx.im(exponent) or ctx.re(exponent) <= 0:
             raise NoNumber("a power of zero")
         return ctx.mpf(0)
     _small(exponent * (abs(ctx.log(abs(base))) + 1))
     if not ctx.im(base) and not ctx.im(exponent) and ctx.re(base) < 0:
-        base, exponent = ctx.re(base), ctx.re(exponent)
+        base = ctx.re(base)
+        exponent = ctx.re(exponent)
         for odd in (1, 3, 5, 7, 9):
             nearest = ctx.floor(exponent * odd + ctx.mpf(0.5))
             if abs(exponent * odd - nearest) <= 10 * ctx.eps * abs(nearest):

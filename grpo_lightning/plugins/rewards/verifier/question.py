@@ -1,4 +1,4 @@
-"""What a question says: its formulas, numbers and words, its choices, and the unit and the form that it asks for."""
+"""Reads a question: its formulas, numbers and words, its choices, and the unit and the form that it wants."""
 
 import re
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _UNIT = re.compile(
     r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
-_ASKED = re.compile(
+_TARGET = re.compile(
     r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
     r"(?: the)?(?: (?:positive|integer|exact|real))*(?: values? of)?) \$?([A-Za-z])\$?(?![\w'(\\]| ?[-+*/^=_]| and\b)"
 )
@@ -48,32 +48,40 @@ _WANTED = {
         r"(?i:\bin (?:(?!any)\w+[ -])*?order\b(?! (?:to|that|for)\b)|\b(?:least|smallest|lowest|greatest|largest) to\b)"
     ),
 }
-"""What a question may ask for: the skeleton of the gold answer, a fraction or a decimal, lowest terms, an order."""
+"""Forms that a question may want: the gold answer's skeleton, a fraction or a decimal, lowest terms, an order."""
 _AFTER_UNIT = frozenset(["", "is", "was", "will", "do", "does", "did"])
-"""What follows a unit after `in`, unless that is a plural: no noun, as in `in second place`."""
+"""Words that follow a unit after `in`, unless the unit is a plural: no noun, as in `in second place`."""
 _VARIABLE = re.compile(r"(?<![A-Za-z(°\\])[A-Za-z](?![A-Za-z)])")
 _TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _SIGNS = {
     "percent": ("percent", "%", "probab", "chance", "fraction", "ratio", "proportion", " rate"),
     "degree": word_set("degree angle ° circ rotat"),
 }
-"""Stems of words for what is written with a sign."""
+"""Stems of words for quantities that are written with a sign."""
+
+per_question = lru_cache(maxsize=1 << 10)
+"""Remembers the results of a function for the latest questions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Formulas:
     """The formulas of a question."""
 
-    keys: frozenset[Node]  # all formulas and their subtrees, each by its `key`
-    relations: tuple[Node, ...] = ()  # the equations and inequalities
+    keys: frozenset[Node]
+    """All formulas and their subtrees, each by its `key`."""
+    relations: tuple[Node, ...] = ()
+    """The equations and inequalities."""
 
 
-@lru_cache(maxsize=1 << 10)
-def formulas_of(question: str) -> Asked:
-    """The formulas of a question, between dollar signs and in plain text."""
+@per_question
+def formulas_of(question: str) -> Formulas:
+    """Returns the formulas of a question, between dollar signs and in plain text."""
+    # Formulas between dollar signs, then in plain text, then all of them with round brackets for square ones.
     texts = [next(filter(None, match.groups())) for match in _FORMULA.finditer(question)]
     texts += [match[0] for match in _PLAIN.finditer(_FORMULA.sub(" . ", question))]
     texts += [text.replace("[", "(").replace("]", ")") for text in texts if "[" in text]
+
+    # In brackets `3,500` is two numbers or, if that cannot be read, one.
     chains = []
     for text in texts:
         for brackets in (True, False):
@@ -84,11 +92,11 @@ def formulas_of(question: str) -> Asked:
             chains += [item.chain for item in claim.items]
             break
     trees = [node for chain in chains for node in nodes(chain) if node[0] != "chain" or node[1]]
-    return Asked(frozenset(map(key, trees)) - {()}, tuple(chain for chain in chains if chain[1]))
+    return Formulas(frozenset(map(key, trees)) - {()}, tuple(chain for chain in chains if chain[1]))
 
 
 def key(tree: Node) -> Node:
-    """What two spellings of a formula share, up to order, signs and factors that are numbers; () for whole numbers.
+    """Returns a key that spellings of a formula share, up to order, signs and numeric factors; () for whole numbers.
 
     A fraction, a decimal and a percentage are different spellings of a number.
     """
@@ -104,68 +112,67 @@ def key(tree: Node) -> Node:
     return () if unscaled == ONE or unscaled[0] in ("symbol", "constant") else unscaled
 
 
-@lru_cache(maxsize=1 << 10)
+@per_question
 def words_of(question: str) -> frozenset[str]:
-    """The words of a question, in lower case, and the letters of its formulas."""
+    """Returns the words of a question, in lower case, and the letters of its formulas."""
     formulas = (_TEXT.sub(" ", match[0]) for match in _FORMULA.finditer(question))
     letters = (letter for formula in formulas for letter in _VARIABLE.findall(formula))
     return frozenset((*(word.casefold() for word in _WORD.findall(question)), *letters))
 
 
-@lru_cache(maxsize=1 << 10)
+@per_question
 def numbers_of(question: str) -> frozenset[Fraction]:
-    """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`."""
+    """Returns the numbers that a question gives, in digits or in words: 2 of `half` and of `two`."""
     numbers = _NUMBER.findall(question.replace("{,}", ",").replace(r",\!", ","))
     digits = (Fraction(number.replace(",", "")) for number in numbers)
     words = {form for word in words_of(question) for form in (word, word.removesuffix("s"))}
     return frozenset((*digits, *(Fraction(_COUNTS[word]) for word in words if word in _COUNTS)))
 
 
-@lru_cache(maxsize=1 << 10)
+@per_question
 def kind_of(question: str) -> tuple[bool, bool]:
-    """Whether the question is about integers, and whether it is, or may be, about integrals."""
+    """Tells whether the question is about integers, and whether it is, or may be, about integrals."""
     return speaks_of(question, _INTEGERS), not words_of(question) or speaks_of(question, _INTEGRALS)
 
 
-@lru_cache(maxsize=1 << 10)
+@per_question
 def unit_of(question: str) -> Unit:
-    """The unit that a question asks for: hours of `How many hours`; empty if it names none or several."""
+    """Returns the unit that a question wants: hours of `How many hours`; empty if it names none or several."""
     units = set[Unit]()
     for match in _UNIT.finditer(_TEXT.sub(r"\1", question).replace("$", "")):
-        unit, last, next_text = read_unit(match[2])
-        is_noun = (
-            match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and next_text not in _AFTER_UNIT
-        )
-        is_letter = len(last) == 1 and last.isupper()  # `from P to L`
+        unit, last_text, next_text = read_unit(match[2])
+        is_plural = last_text.endswith(("s", "t"))
+        is_noun = match[1].casefold() in ("in ", "to ") and not is_plural and next_text not in _AFTER_UNIT
+        is_letter = len(last_text) == 1 and last_text.isupper()  # `from P to L`
         if unit and not is_noun and not is_letter:
             units.add(unit)
     return units.pop() if len(units) == 1 else ()
 
 
 def wants(question: str, *forms: str) -> bool:
-    """Whether the question asks for one of the forms of `_WANTED`."""
+    """Tells whether the question wants one of the forms of `_WANTED`."""
     return any(_WANTED[form].search(question) for form in forms)
 
 
-@lru_cache(maxsize=1 << 10)
+@per_question
 def variables_of(question: str) -> frozenset[str]:
-    """The variables that a question asks for; an `a` without dollar signs is an article."""
-    return frozenset(match[1] for match in _ASKED.finditer(question) if "$" in match[0] or match[1] not in "aAI")
+    """Returns the variables that a question wants; an `a` without dollar signs is an article."""
+    return frozenset(match[1] for match in _TARGET.finditer(question) if "$" in match[0] or match[1] not in "aAI")
 
 
 def allows(sign: str, question: str) -> bool:
-    """Whether an answer may have a percent or degree sign: the question speaks of such, or it is not known."""
+    """Tells whether an answer may have a percent or degree sign: the question speaks of such, or it is not known."""
     return not words_of(question) or speaks_of(question, _SIGNS[sign])
 
 
 def speaks_of(question: str, stems: Iterable[str]) -> bool:
-    """Whether one of the words, or a form of it, is in the question."""
+    """Tells whether one of the words, or a form of it, is in the question."""
     return any(stem in question.casefold() for stem in stems)
 
 
-@lru_cache(maxsize=1 << 10)
+@per_question
 def choices_in(question: str) -> dict[str, str]:
-    """The text of each choice by its letter; empty if the letters do not run from A on."""
+    """Returns the text of each choice by its letter; empty if the letters do not run from A on."""
     letter_matches = list(_CHOICE.finditer(question))
     letters = "".join(match[match.lastindex or 0] for match in letter_matches)
     start = letters.rfind("A")

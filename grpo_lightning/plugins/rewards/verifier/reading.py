@@ -16,13 +16,13 @@ _PLAIN = re.compile(r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,1
 
 @lru_cache(maxsize=1 << 16)
 def plain_number(text: str) -> Fraction | None:
-    """The value of `18`, `-3`, `1,234.50` and `$18`; None for other spellings."""
+    """Returns the value of `18`, `-3`, `1,234.50` and `$18`; None for other spellings."""
     return Fraction(text.replace(",", "").replace("$", "")) if _PLAIN.fullmatch(text) else None
 
 
 @lru_cache(maxsize=1 << 14)
 def number(text: str) -> Fraction | None:
-    r"""The value of an answer that is one number in any spelling: `\frac12`, `37.5\%`, `7 3/4`, `x = 3 cm`."""
+    r"""Returns the value of an answer that is one number in any spelling: `\frac12`, `37.5\%`, `7 3/4`, `x = 3 cm`."""
     value = plain_number(text)
     if value is not None or len(text) > MAX_CHARS:
         return value
@@ -32,25 +32,26 @@ def number(text: str) -> Fraction | None:
         claim = None
     except RecursionError:
         return None
-    if not claim or claim.items[0].chain[2][-1][0] == "words":
+    if not claim or claim.items[0].value[0] == "words":
         claim = read_sentence(text, frozenset())
-    return _number(claim) if claim else None
+    if not claim:
+        return None
 
-
-def _number(claim: Claim) -> Fraction | None:
-    """The value of a claim that is one number, with names before it."""
+    # Names may stand before the number.
     _, operators, operands = claim.items[0].chain
-    is_one = len(claim.items) == 1 and not set(operators) - {"="} and all(side[0] == "symbol" for side in operands[:-1])
-    return literal(operands[-1][1] if operands[-1][0] == "degree" else operands[-1]) if is_one else None
+    is_number = (
+        len(claim.items) == 1 and not set(operators) - {"="} and all(side[0] == "symbol" for side in operands[:-1])
+    )
+    return literal(operands[-1][1] if operands[-1][0] == "degree" else operands[-1]) if is_number else None
 
 
 def same_number(gold: str, answer: str) -> bool:
-    """Whether two answers are the same number, exactly."""
+    """Tells whether two answers are the same number, exactly."""
     value = number(gold)
     return value is not None and value == number(answer)
 
 
 def canonical(answer: str) -> str:
-    """A key that answers with the same exact number share; for other answers the text itself."""
+    """Returns a key that answers with the same exact number share; for other answers the text itself."""
     value = number(answer)
     return str(value) if value is not None else " ".join(answer.split()).casefold()

@@ -1,24 +1,25 @@
-r"""Tells whether an answer of equal value has not the form asked for: copied, rearranged, or another skeleton."""
+r"""Tells whether an answer of equal value lacks the form that the question wants: copied, rearranged, not expanded."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, order, whole
+from grpo_lightning.plugins.rewards.verifier.forms import addends, factors, normal, order, small_integer
 from grpo_lightning.plugins.rewards.verifier.grammar import Claim, Node
 from grpo_lightning.plugins.rewards.verifier.numbers import is_percent, literal, nodes, symbols
-from grpo_lightning.plugins.rewards.verifier.question import Asked, formulas_of, key, numbers_of, wants
+from grpo_lightning.plugins.rewards.verifier.question import Formulas, formulas_of, key, numbers_of, wants
 
 _NAMES = ("symbol", "named", "apply")
 
 
 def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
-    """Whether the answer is copied from the question, only rewrites it, or has not the form asked for."""
+    """Tells whether the answer is copied from the question, only rewrites it, or lacks the form that it wants."""
     formulas = formulas_of(question)
-    conditions = tuple(item for item in answer.items[1:] if item.chain[1] != ("ne",))  # an exclusion may be copied
+    conditions = tuple(item for item in answer.items[1:] if item.operators != ("ne",))  # an exclusion may be copied
     answer = Claim((answer.items[0], *conditions), answer.joins)
-    solved = [_solved_for(claim.items[0].chain) for claim in (gold, answer) if len(claim.items[0].chain[1]) == 1]
-    golds, answers = list(_parts(gold)), list(_parts(answer))
+    solved = [_solved_for(claim.items[0].chain) for claim in (gold, answer) if len(claim.items[0].operators) == 1]
+    golds = [*_statements(gold)]
+    answers = [*_statements(answer)]
     return (
         (len(gold.items) == 1 and len(solved) == 2 and all(solved) and solved[0].isdisjoint(solved[1]))
         or _stands_there(golds, answers, formulas)
@@ -27,14 +28,15 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     )
 
 
-def _stands_there(golds: Sequence[Node], answers: Sequence[Node], formulas: Asked) -> bool:
-    """Whether the answer, or an unfinished part of it, is in the question, and the gold answer is not."""
-    products = [factors(child)[0] for child in answers if child[0] == "mul" and not any(g[0] == "mul" for g in golds)]
-    if any(
-        len(factors_of_product) > 1 and all(p[0] == "add" and key(p) in formulas.keys for p in factors_of_product)
-        for factors_of_product in products
-    ):
-        return True
+def _stands_there(golds: Sequence[Node], answers: Sequence[Node], formulas: Formulas) -> bool:
+    """Tells whether the answer, or a product of sums in it, is in the question, and the gold answer is not."""
+    if not any(gold[0] == "mul" for gold in golds):
+        products = [factors(tree)[0] for tree in answers if tree[0] == "mul"]
+        if any(
+            len(product) > 1 and all(factor[0] == "add" and key(factor) in formulas.keys for factor in product)
+            for product in products
+        ):
+            return True
     if any(map(is_percent, answers)):
         return False  # 30 and the 30 % of the question
     return bool({*map(key, answers)} & formulas.keys - {*map(key, golds)})
@@ -44,7 +46,7 @@ def _stands_there(golds: Sequence[Node], answers: Sequence[Node], formulas: Aske
 
 
 def _has_other_form(gold: Node, answer: Node, question: str) -> bool:
-    """Whether a question asks for a form, and the answer has another one than the gold answer."""
+    """Tells whether a question wants a form, and the answer has another form than the gold answer."""
     is_shape = wants(question, "form")
     if literal(gold) is not None:
         is_sign = literal(gold) == literal(answer) and is_percent(gold) != is_percent(answer)
@@ -59,18 +61,19 @@ def _has_other_form(gold: Node, answer: Node, question: str) -> bool:
 
 
 def _operation(tree: Node) -> str:
-    """What makes a formula no polynomial: a function, a root, or a division by a formula with variables; else empty."""
+    """Returns the kind of a node that no polynomial has: a function, a root, a division by variables; else empty."""
     if not symbols(tree) or tree[0] in ("add", "mul", "neg", "symbol", "degree"):
         return ""
-    is_whole = tree[0] == "pow" and (whole(tree[2]) or 0) > 0
+    is_whole = tree[0] == "pow" and (small_integer(tree[2]) or 0) > 0
     return "" if is_whole or (tree[0] == "div" and not symbols(tree[2])) else tree[0]
 
 
 def _skeleton(tree: Node) -> Any:
-    """What two spellings of one form share: all but order and signs; the factors, if it is a product of numbers."""
-    if tree[0] in ("mul", "pow") and not symbols(tree) and all(literal(factor) for factor in factors(tree)[0]):
+    """Returns a key that spellings of a form share, up to order and signs; of a product of numbers its factors."""
+    numerator, _ = factors(tree)
+    if tree[0] in ("mul", "pow") and not symbols(tree) and all(map(literal, numerator)):
         powers = [
-            (factor[1], whole(factor[2]) or 1) if factor[0] == "pow" else (factor, 1) for factor in factors(tree)[0]
+            (factor[1], small_integer(factor[2]) or 1) if factor[0] == "pow" else (factor, 1) for factor in numerator
         ]
         return sorted(literal(base) for base, times in powers for _ in range(times))
     if tree[0] == "chain":
@@ -80,7 +83,7 @@ def _skeleton(tree: Node) -> Any:
 
 
 def _notation(tree: Node) -> Any:
-    """The way in which a number is written: whole, decimal, fraction, percentage, power, scientific."""
+    """Returns the way in which a number is written: whole, decimal, fraction, percentage, power, scientific."""
     if tree[0] in ("neg", "percent"):
         return _notation(tree[1])
     if tree[0] in ("pow", "mul"):
@@ -91,12 +94,13 @@ def _notation(tree: Node) -> Any:
 # ----- equations
 
 
-def _is_rearranged(golds: Sequence[Node], answer: Node, formulas: Asked) -> bool:
-    """Whether an equation has the terms of the question or multiples of them, and the gold equation has not.
+def _is_rearranged(golds: Sequence[Node], answer: Node, formulas: Formulas) -> bool:
+    """Tells whether an equation has the terms of the question or multiples of them, and the gold equation has not.
 
     A solved gold equation wants one that is solved for the same variable; `2x > 8` is not.
     """
-    solved, terms = _solved_for(answer), _terms(answer)
+    solved = _solved_for(answer)
+    terms = _terms(answer)
     relations = [child for child in golds if child[0] == "chain" and len(child[1]) == 1]
     if relations and (gold_solved := _solved_for(relations[0])) and terms:
         return solved.isdisjoint(gold_solved) and bool(formulas.keys)
@@ -105,7 +109,7 @@ def _is_rearranged(golds: Sequence[Node], answer: Node, formulas: Asked) -> bool
 
 
 def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
-    """The terms of an equation, all on one side, up to a factor."""
+    """Returns the terms of an equation, all on one side, up to a factor."""
     difference = ("add", chain[2][0], ("neg", chain[2][1]))
     terms = [
         (sign * number, unscaled) for sign, term in addends(difference) for number, unscaled in [normal(term)] if number
@@ -115,7 +119,7 @@ def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
 
 
 def _solved_for(chain: Node) -> frozenset[str]:
-    """The variables for which an equation or inequality is solved."""
+    """Returns the variables for which an equation or inequality is solved."""
     left, right = chain[2][0], chain[2][-1]
     pairs = ((left, right), (right, left))
     return frozenset(
@@ -136,11 +140,11 @@ def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
         return
     is_rounded = chains[1][1][-1:] == ("approx",)
     gold_value, answer_value = chains[0][2][-1], chains[1][2][-2 if is_rounded else -1]
-    if {"chain", "set"}.isdisjoint(child[0] for claim in (gold, answer) for child in _parts(claim)):
+    if {"chain", "set"}.isdisjoint(child[0] for claim in (gold, answer) for child in _statements(claim)):
         yield gold_value, answer_value
 
 
-def _parts(claim: Claim) -> Iterator[Node]:
+def _statements(claim: Claim) -> Iterator[Node]:
     """Yields the values and the equations of a claim."""
     for item in claim.items:
         _, operators, operands = item.chain

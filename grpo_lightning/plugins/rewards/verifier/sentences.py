@@ -34,7 +34,7 @@ _MAX_WORDS = 40
 
 @lru_cache(maxsize=1 << 13)
 def read_sentence(text: str, question_words: frozenset[str], question: str = "") -> Claim | None:
-    """The claim of a sentence with one value, or of a value with its explanation; None for other texts.
+    """Returns the claim of a sentence with one value, or of a value with its explanation; None for other texts.
 
     A number with its noun that is copied from the question, as `in 4 weeks`, claims nothing.
     """
@@ -52,7 +52,7 @@ def read_sentence(text: str, question_words: frozenset[str], question: str = "")
 
 
 def _without_copies(words: Sequence[str], question: str) -> str:
-    """The words without phrases of the question, such as `in 4 weeks` and `if she hires her`."""
+    """Returns the words without phrases of the question, such as `in 4 weeks` and `if she hires her`."""
     remaining: list[str] = []
     start = 0
     while start < len(words):
@@ -69,7 +69,7 @@ def _has_digit(text: Iterable[str]) -> bool:
 
 
 def _claim(sentence: str, question_words: frozenset[str]) -> Claim | None:
-    """The claim of the value after the last `is`, or of all that is no word."""
+    """Returns the claim of the value after the last `is`, or of all that is no word."""
     verbs = [match.end() for match in _VERB.finditer(sentence)]
     for start in (*(verbs[-1:] if verbs and not _has_digit(sentence[: verbs[-1]]) else ()), 0):
         try:
@@ -81,7 +81,7 @@ def _claim(sentence: str, question_words: frozenset[str]) -> Claim | None:
 
 
 def _tokens(sentence: str) -> list[Token]:
-    """The tokens of prose, in which all letters are words, and of formulas between dollar signs."""
+    """Returns the tokens of prose, in which all letters are words, and of formulas between dollar signs."""
     tokens_so_far: list[Token] = []
     start = 0
     for match in (*_FORMULA.finditer(sentence), None):
@@ -90,49 +90,58 @@ def _tokens(sentence: str) -> list[Token]:
             is_formula = _VARIABLE.search(prose)
             tokens = tokenize(prose if is_formula else rf"\text{{{prose}}}")
             tokens_so_far += [
-                t._replace(kind="symbol") if is_formula and _is_letter("", t.text) and t.kind == "word" else t
-                for t in tokens
+                token._replace(kind="symbol")
+                if is_formula and token.kind == "word" and _is_letter("", token.text)
+                else token
+                for token in tokens
             ]
         if match:
-            first, *later_tokens = tokenize(match[0])
-            tokens_so_far += [first._replace(spaced=True), *later_tokens]
+            first_token, *later_tokens = tokenize(match[0])
+            tokens_so_far += [first_token._replace(spaced=True), *later_tokens]
         start = match.end() if match else start
     return tokens_so_far
 
 
 def _without_words(tokens: Sequence[Token], question_words: Collection[str]) -> list[Token]:
-    """The tokens without words before the last value; none if a word changes the value."""
+    """Returns the tokens without words before the last value; none if a word changes the value."""
     values = [index for index, token in enumerate(tokens) if not _is_word(tokens, index)]
-    words = [token.text for token in tokens[: values[0]] if token.kind == "word"] if values else []
-    behind = [token.text for token in tokens if token.kind == "word"]
-    if (
-        not values
-        or changes(behind, question_words)
-        or take_back(words, question_words)
-        or any(map(_is_letter, ["", *behind], behind))
-    ):
+    if not values:
         return []
-    first = tokens[values[0]]
-    is_called = first.text in ("(", "[") and not first.spaced  # `len(5)`
-    if any(map(_is_factor, tokens, tokens[1:])) or (words and (is_called or first.text in tuple("+*/^%"))):
+
+    # Words may change the value, or be letters of a formula.
+    words = _words(tokens)
+    words_before = _words(tokens[: values[0]])
+    is_changed = changes(words, question_words) or take_back(words_before, question_words)
+    if is_changed or any(map(_is_letter, ["", *words], words)) or any(map(_is_factor, tokens, tokens[1:])):
         return []
-    start = values[0] + 1 if words and first.text in ("=", ":") else 0  # a label
+
+    # Words before a bracket (`len(5)`) or an operator belong to the value; words before a colon are a label.
+    first_value = tokens[values[0]]
+    is_called = first_value.text in ("(", "[") and not first_value.spaced
+    if words_before and (is_called or first_value.text in tuple("+*/^%")):
+        return []
+    start = values[0] + 1 if words_before and first_value.text in ("=", ":") else 0
     return [token for index, token in enumerate(tokens) if index >= start and (index > values[-1] or index in values)]
 
 
+def _words(tokens: Iterable[Token]) -> list[str]:
+    """Returns the texts of the tokens that are words."""
+    return [token.text for token in tokens if token.kind == "word"]
+
+
 def _is_letter(previous: str, word: str) -> bool:
-    """Whether a word is a letter, as of a formula, or a function."""
+    """Tells whether a word is a letter, as of a formula, or a function."""
     return word in FUNCTIONS or (len(word) == 1 and word.isalpha() and word not in "aAI" and previous != "of")
 
 
 def _is_factor(previous: Token, token: Token) -> bool:
-    """Whether two letters behind a number may be a product: `2 ab`."""
+    """Tells whether two letters behind a number may be a product: `2 ab`."""
     is_pair = token.kind == "word" and len(token.text) == 2 and token.text.isalpha()
     return is_pair and previous.kind == "number" and token.text not in UNITS and token.text.casefold() not in SHORT
 
 
 def _is_word(tokens: Sequence[Token], index: int) -> bool:
-    """Whether a token is a word but no unit of an equation; also a comma or an `and` between words."""
+    """Tells whether a token is a word but no unit of an equation; also a comma or an `and` between words."""
     token, next_tokens = tokens[index], tokens[index + 1 : index + 2]
     if token.kind == "word":
         return token.text not in UNITS or all(neighbour.text not in ("=", "^", "/", "or") for neighbour in next_tokens)
@@ -142,14 +151,14 @@ def _is_word(tokens: Sequence[Token], index: int) -> bool:
 
 
 def _explains(text: str, claim: Claim, question_words: Collection[str]) -> bool:
-    """Whether a text in brackets or after a colon has no number, or numbers whose sum or product is the value."""
-    value = literal(claim.items[0].chain[2][-1])
+    """Tells whether a text in brackets or after a colon has no number, or numbers whose sum or product is the value."""
+    value = literal(claim.items[0].value)
     try:
         tokens = in_digits(_tokens(text.removeprefix("or ").removeprefix("i.e. ")))
     except Unreadable:
         return False
     texts = [token.text for token in tokens]
-    words = [token.text for token in tokens if token.kind == "word"]
+    words = _words(tokens)
     marks = {token.text for token in tokens if token.kind not in ("word", "number")}
     numbers = [
         Fraction(token.text) * (-1 if previous == "-" else 1)

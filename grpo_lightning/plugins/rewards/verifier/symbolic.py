@@ -1,4 +1,4 @@
-"""Decides by sympy whether two formulas are the same, where they have values at too few points to compare these."""
+"""Decides by sympy whether two formulas are equal, where they have values at too few points to compare."""
 
 from operator import neg, truediv
 from typing import Any
@@ -14,11 +14,11 @@ _SYMPY_NAMES = {
 
 
 class NotSymbolic(ValueError):
-    """The tree has a part without a counterpart in sympy."""
+    """The tree has a node without a counterpart in sympy."""
 
 
 def identical(gold: Node, answer: Node) -> bool:
-    """Whether the difference of two formulas cancels to 0. Sympy gets a tree, never a text."""
+    """Tells whether the difference of two formulas cancels to 0. Sympy gets a tree, never a text."""
     import sympy  # takes half a second, which most answers need not wait for
 
     try:
@@ -29,7 +29,7 @@ def identical(gold: Node, answer: Node) -> bool:
 
 
 def to_sympy(tree: Node) -> Any:
-    """The tree as a sympy expression with real variables; raises NotSymbolic for a part without a counterpart."""
+    """Returns the tree as a sympy expression with real variables. Raises NotSymbolic for other kinds of nodes."""
     import sympy
 
     kind, *children = tree

@@ -20,7 +20,9 @@ class Token(NamedTuple):
     kind: str
     """`number`, `symbol`, `function`, `word`, `command`, `environment`, `join` (and, or) or `mark` (anything else)."""
     text: str
-    spaced: bool = False  # whether white space precedes it
+    """The token in its usual spelling."""
+    spaced: bool = False
+    """Whether white space precedes it."""
 
 
 FUNCTIONS = word_set(
@@ -61,19 +63,21 @@ _LEXEME = re.compile(
     |(?P<mark>\{:\}|\*\*|<=|>=|!=|==|\.\.\.|[&+\-*/^_=<>|!%'()\[\]{},;:.€£¥¢₹])""",
     re.VERBOSE | re.DOTALL,
 )
-_SPACE, _TEXT = re.compile(r"\s*(?=[A-Za-z])"), re.compile(r"\s*\\(?:text|mathrm)\s*\{[\s~]*(?=[A-Za-z])")
+_SPACE = re.compile(r"\s*(?=[A-Za-z])")
+_TEXT = re.compile(r"\s*\\(?:text|mathrm)\s*\{[\s~]*(?=[A-Za-z])")
 _SEPARATOR = re.compile(r"(?<!\{),(?!\\)| ")
 _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))")
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _MARKS = spellings("^ **; : {:}; le <=; ge >=; ne !=; ldots ...")
-SHORT = word_set("of to in is if at on by as an do am pm we he it so")  # behind a number they are no product
+SHORT = word_set("of to in is if at on by as an do am pm we he it so")
+"""Words that are no product behind a number."""
 
 
 @lru_cache(maxsize=1 << 13)
 def tokenize(text: str, brackets: bool = True) -> tuple[Token, ...]:
-    """The tokens of an answer without its box; if `brackets`, `3,500` inside brackets is two numbers.
+    """Returns the tokens of an answer without its box; if `brackets`, `3,500` inside brackets is two numbers.
 
     Raises `Unreadable` for an unknown character or command, or open braces.
     """
@@ -81,7 +85,7 @@ def tokenize(text: str, brackets: bool = True) -> tuple[Token, ...]:
 
 
 def plain(text: str) -> str:
-    """The text in ASCII, except for letters of other scripts."""
+    """Returns the text in ASCII, except for letters of other scripts."""
     if text.isascii():
         return text
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1].strip('(){}')}}}", text)
@@ -95,7 +99,7 @@ def _normal(text: str) -> str:
 
 @cache
 def _spelt(character: str) -> str:
-    """The LaTeX spelling of a character: a Greek letter, a fraction, a digit of any script."""
+    """Returns the LaTeX spelling of a character: a Greek letter, a fraction, a digit of any script."""
     if character in _UNICODE:
         spelling = _UNICODE[character]
         return spelling + " " * spelling[-1].isalpha()
@@ -122,11 +126,15 @@ def _is_greek(name: str) -> bool:
 
 
 class _Cutter:
-    """Cuts a formula or, if `prose`, a text, in which all letters are words."""
+    """Cuts a formula or, if `prose` is true, a text in which all letters are words."""
 
     def __init__(self, text: str, brackets: bool, prose: bool = False) -> None:
-        self.text, self.brackets, self.prose = text, brackets, prose
-        self.position, self.depth, self.spaced = 0, 0, False
+        self.text = text
+        self.brackets = brackets
+        self.prose = prose
+        self.position = 0
+        self.depth = 0
+        self.spaced = False
         self.tokens: list[Token] = []
 
     def cut(self) -> list[Token]:
@@ -145,10 +153,6 @@ class _Cutter:
     @property
     def last(self) -> Token:
         return self.tokens[-1] if self.tokens else Token("", "")
-
-    def after_operand(self) -> bool:
-        is_closed = self.last.text in (")", "]", "}", r"\}", "|", "!", "%", "circ")
-        return self.last.kind in ("number", "symbol", "word") or is_closed
 
     def splice(self, text: str) -> None:
         """Reads a text in place of what was read."""
@@ -224,7 +228,7 @@ class _Cutter:
             self.add("command" if name.isalpha() and name not in ("le", "ge", "ne", "ldots") else "mark", name)
 
     def _escaped(self, c: str) -> None:
-        """A backslash before a character that is no letter."""
+        """Returns a backslash before a character that is no letter."""
         self.depth += (c == "{") - (c == "}")
         text_after = self.text[self.position :].lstrip()
         if c == "\\" and text_after.startswith("[") and "]" in text_after:  # `\\[2pt]`
@@ -252,7 +256,7 @@ class _Cutter:
         raise Unreadable("an open brace")
 
     def is_unit_function(self, text: str) -> bool:
-        """Whether `min`, `sec` or `deg` at the start of a text is a unit behind a number."""
+        """Tells whether `min`, `sec` or `deg` at the start of a text is a unit behind a number."""
         return self.last.kind == "number" and _UNIT_FUNCTION.match(text) is not None
 
     def _text(self) -> None:
@@ -268,7 +272,7 @@ class _Cutter:
             self.spaced = content[-1:].isspace()
 
     def _word(self, start: int, text: str = "") -> None:
-        """Adds a word: that with its hyphens and apostrophes at `start`, if no `text` is given."""
+        """Adds the word `text`, or the word at `start` with its hyphens and apostrophes."""
         match = _HYPHENATED.match(self.text, start)
         self.position = start + len(text or match[0] if match else text)
         word = self.text[start : self.position].removesuffix("'s")
@@ -279,8 +283,11 @@ class _Cutter:
             self.add(*(("join", low) if low in ("and", "or") else ("word", word)))
 
     def _letters(self, match: re.Match[str]) -> None:
-        run, start, follows_operand = match[0], match.start(), self.after_operand()
+        run = match[0]
         low = run.casefold()
+        start = match.start()
+        is_closed = self.last.text in (")", "]", "}", r"\}", "|", "!", "%", "circ")
+        follows_operand = is_closed or self.last.kind in ("number", "symbol", "word")
         meridiem = _MERIDIEM.match(self.text, start)
         if not run.isalpha():
             raise Unreadable(f"what does {run!r} mean?")
@@ -303,7 +310,7 @@ class _Cutter:
                 self.add("symbol", symbol)
 
     def is_word(self, run: str, follows_operand: bool) -> bool:
-        """Whether a run of letters in a formula is a word and no product."""
+        """Tells whether a run of letters in a formula is a word and no product."""
         low = run.casefold()
         is_phrase = self.last.kind == "word" or run in CURRENCIES
         if not run.isascii() or is_phrase or (follows_operand and len(run) > 1 and (run in UNITS or low in UNITS)):

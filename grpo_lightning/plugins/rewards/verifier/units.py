@@ -4,7 +4,8 @@ from fractions import Fraction
 
 from grpo_lightning.plugins.rewards.verifier.words import spellings, word_set
 
-Unit = tuple[tuple[str, int], ...]  # units and their powers, sorted: `m/s^2` is (("metre", 1), ("second", -2))
+Unit = tuple[tuple[str, int], ...]
+"""Units and their powers, sorted: `m/s^2` is `(("metre", 1), ("second", -2))`."""
 
 _TABLE = """
 metre: m meter metre; inch 0.0254 metre: in inch inches; foot 0.3048 metre: ft foot feet; yard 0.9144 metre: yd yard;
@@ -20,15 +21,17 @@ dollar USD usd buck; cent 0.01 dollar: cent; euro: euro EUR; yen: yen JPY; yuan:
 ruble рублей рубля рубль; radian: rad radian; degree: degree deg; percent 100 one: percent; unit: unit; point: point;
 bit: bit; byte: byte; decibel: dB; fahrenheit: fahrenheit; celsius: celsius
 """
-"""Each unit with its size, unless it is a base, and its spellings; those of two letters also have a plural with s."""
-UNITS: dict[str, str] = {}  # the unit of each spelling
-_SIZES: dict[str, tuple[str, Fraction]] = {}  # base and size in it of each unit that is none
+"""Each unit with its size, unless it is a base, and its spellings. From two letters on they have a plural with s."""
+UNITS: dict[str, str] = {}
+"""The unit of each spelling."""
+_SIZES: dict[str, tuple[str, Fraction]] = {}
+"""The base of each unit that is none, and its size in this base."""
 _PREFIXES = "k kilo 3; c centi -2; m milli -3; M mega 6; G giga 9; n nano -9; u micro -6; p pico -12; d deci -1"
 _PREFIXED = word_set(
     "metre gram litre second newton joule watt pascal hertz volt ampere ohm mole electronvolt calorie byte"
 )
 for _entry in _TABLE.replace("\n", " ").split(";"):
-    (_name, *_size), _words = (part.split() for part in _entry.split(":"))
+    (_name, *_size), _words = map(str.split, _entry.split(":"))
     UNITS |= {word + plural: _name for word in _words for plural in ("", "s") if len(word) > 1 or not plural}
     if _size:
         _SIZES[_name] = _size[1], Fraction(_size[0])
@@ -44,19 +47,20 @@ _RATES = spellings("mile/hour mph; kilometre/hour kph kmh; mile/gallon mpg")
 UNITS |= {name: name for name in _RATES}
 CURRENCIES = spellings("cent ¢; dollar $ USD; euro € EUR; pound £ GBP; yen ¥; rupee ₹ INR Rs")
 TIMES = frozenset(name for name, (base, _) in _SIZES.items() if base in ("second", "month"))
-LOOSE = frozenset(["unit", "point"])  # they fit every other
+LOOSE = frozenset(["unit", "point"])
+"""Units that fit every other."""
 TEMPERATURES = spellings("celsius celsius coulomb; fahrenheit fahrenheit farad")
-"""What degrees of a unit are: `^\\circ C` are no coulombs."""
+"""The unit that degrees of a unit are: `^\\circ C` are no coulombs."""
 
 
 def product_of(name: str) -> Unit:
-    """A unit as a product of others: `mph` is a mile per hour."""
+    """Returns a unit as a product of others: `mph` is a mile per hour."""
     above, _, below = _RATES.get(name, name).partition("/")
     return ((above, 1), (below, -1)) if below else ((above, 1),)
 
 
 def conversion(unit: Unit, target: Unit) -> Fraction | None:
-    """The size of one `unit` in units of `target`; None if they measure different quantities."""
+    """Returns the size of one `unit` in units of `target`; None if they measure different quantities."""
     factor = Fraction(1)
     powers: dict[str, int] = {}
     for names, sign in ((unit, 1), (target, -1)):

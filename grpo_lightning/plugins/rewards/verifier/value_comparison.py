@@ -19,7 +19,7 @@ from grpo_lightning.plugins.rewards.verifier.claims import (
     is_true,
     simple,
 )
-from grpo_lightning.plugins.rewards.verifier.grammar import Claim, Item, Node, read_claim
+from grpo_lightning.plugins.rewards.verifier.grammar import Claim, Item, Node, number_node, read_claim
 from grpo_lightning.plugins.rewards.verifier.numbers import (
     exact,
     is_decimal,
@@ -35,24 +35,29 @@ from grpo_lightning.plugins.rewards.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.plugins.rewards.verifier.units import LOOSE, Unit, conversion
 from grpo_lightning.plugins.rewards.verifier.words import MONTHS, changes, word_set
 
-EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
+EQUAL = "equal"
+DIFFERENT = "different"
+UNPARSEABLE = "unparseable"
+RESTATED = "restated"
+GOLD_BAD = "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = word_set("round nearest approximat closest estimat decimal about tenth hundredth")
 _VERDICTS = word_set("yes no true false")
 _NOTHING = (("chain", (), (("set",),)),)
 _DEGREES = word_set("degree celsius fahrenheit radian")
 _SIGNS = ("degree", "percent")
-_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")  # names that a constant of integration has
+_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")
+"""Names that a constant of integration has."""
 _ARTICLES = word_set("the a an on in it it's is be will")
 
 
 def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
-    """The outcome for an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
+    """Returns the outcome for an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
     return Comparison(question, **(policy or {})).outcome(gold, answer)
 
 
 def explain(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> dict[str, str]:
-    """The claims that were read of gold answer and answer, and the first two values that differ."""
+    """Returns the claims of gold answer and answer, and the first two values that differ."""
     comparison = Comparison(question, **(policy or {}))
     comparison.outcome(gold, answer)
     claims = [_shown_claim(claim) for claim in comparison.claims] + ["not one claim"] * 2
@@ -67,9 +72,11 @@ def _shown_claim(claim: Claim) -> str:
 
 
 def shown(tree: Node) -> str:
-    """A tree as one line: `add(x, mul(2, pi))`."""
+    """Returns a tree as one line: `add(x, mul(2, pi))`."""
     if tree[:1] == ("chain",):
-        return " ".join(map(str, (shown(tree[2][0]), *chain(*zip(tree[1], map(shown, tree[2][1:]), strict=True)))))
+        _, operators, operands = tree
+        right_sides = zip(operators, operands[1:], strict=True)
+        return shown(operands[0]) + "".join(f" {operator} {shown(operand)}" for operator, operand in right_sides)
     kind, *children = [shown(child) if isinstance(child, tuple) else str(child) for child in tree]
     return children[0] if kind in ("number", "symbol", "constant") else f"{kind}({', '.join(children)})"
 
@@ -85,32 +92,44 @@ class Comparison:
         ordered_lists: bool = False,
         finished: bool = True,
     ) -> None:
-        self.question, self.percent, self.convert_units, self.finished = problem, percent, convert_units, finished
+        self.question = problem
+        self.percent = percent
+        self.convert_units = convert_units
+        self.finished = finished
         self.question_words = question.words_of(problem)
         self.question_keys = question.formulas_of(problem).keys | ({("known",)} if self.question_words else set())
         self.is_ordered = ordered_lists or question.wants(problem, "order")
-        self.counter = ""  # of the families that are compared: k of `k \pi`
+        self.counter = ""
+        r"""The counter of the families that are compared: k of `k \pi`."""
         self.allowed: frozenset[str] = frozenset()
-        self.claims: list[Claim] = []  # of gold answer and answer, as compared last
-        self.difference: tuple[Node, Node] | None = None  # the first two values that differ
+        """The operations that an answer may leave."""
+        self.claims: list[Claim] = []
+        """The claims of gold answer and answer, as compared last."""
+        self.difference: tuple[Node, Node] | None = None
+        """The first two values that differ."""
 
     def outcome(self, gold: str, answer: str) -> str:
-        """The outcome, as of `compare`."""
+        """Returns the outcome, as of `compare`."""
+        # The same tokens are equal, even if nobody can read them.
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
         if _spelling(answer) == spelling:
             return EQUAL
+
+        # `No, 57 = 3 \cdot 19` is a no with its reason.
         verdict = gold.strip().casefold()
         words = answer.casefold().replace(r"\text", "").replace("{", "").replace("}", "").split()
         is_verdict = verdict in _VERDICTS and words[:1] == [f"{verdict},"]
         if is_verdict and _VERDICTS.isdisjoint(words) and not changes(words[1:]):
-            return EQUAL  # `No, 57 = 3 \cdot 19`
+            return EQUAL
+
+        # The answer may be read in several ways. The first that is equal counts.
         try:
             gold_claim = read_claim(gold, self.question_words)
         except Unreadable:
             return UNPARSEABLE
         self.allowed = finished.allowed(
-            (operand for item in gold_claim.items for operand in item.chain[2]), self.question
+            (operand for item in gold_claim.items for operand in item.operands), self.question
         )
         self.claims = [gold_claim]
         for claim in self.readings(gold_claim, answer):
@@ -125,25 +144,26 @@ class Comparison:
     def readings(self, gold: Claim, answer: str) -> Iterator[Claim]:
         """Yields the claims that an answer may make: read strictly, behind the question's own words, as a sentence."""
         side, _, right_side = answer.partition("=")
-        is_asked = right_side and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
-        for text in (answer, right_side) if is_asked else (answer,):
+        is_copied = right_side and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
+        for text in (answer, right_side) if is_copied else (answer,):
             try:
                 yield self._without_modulus(gold, read_claim(text, self.question_words))
                 break
             except (Unreadable, RecursionError):
                 continue
-        is_value = len(gold.items) == 1 and gold.items[0].chain[2][-1][0] != "words"
+        is_value = len(gold.items) == 1 and gold.items[0].value[0] != "words"
         if is_value and (sentence := read_sentence(answer, self.question_words, self.question)):
             yield sentence
 
     def _without_modulus(self, gold: Claim, answer: Claim) -> Claim:
-        r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder modulo 7 is asked for."""
-        last = answer.items[-1].chain[2][-1]
-        is_asked = literal(gold.items[0].chain[2][-1]) is not None and question.speaks_of(self.question, _MODULAR)
-        if last[0] != "mod" or not is_asked:
+        r"""Returns 2 for `2 \pmod 7` and `2^{100} \equiv 2 \pmod 7`, if the question wants a remainder modulo 7."""
+        last = answer.items[-1].value
+        wants_remainder = literal(gold.items[0].value) is not None and question.speaks_of(self.question, _MODULAR)
+        if last[0] != "mod" or not wants_remainder:
             return answer
-        operands = [*(item.chain[2][-1] for item in answer.items[:-1]), last[1]]
-        modulus, values = literal(last[2]), [literal(operand) for operand in operands]
+        operands = [*(item.value for item in answer.items[:-1]), last[1]]
+        modulus = literal(last[2])
+        values = [*map(literal, operands)]
         numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.question_words else set())
         if modulus not in numbers or not all(value is not None and 0 <= value < modulus for value in values):
             return answer
@@ -152,18 +172,25 @@ class Comparison:
     # ----- claims
 
     def same(self, gold: Claim, answer: Claim) -> bool:
-        """Whether two claims are equal."""
-        nothing = [tuple(item.chain for item in claim.items) == _NOTHING for claim in (gold, answer)]
-        if any(nothing):
-            return all(nothing)
-        gold_letter, letter = choice_of(gold), choice_of(answer)
+        """Tells whether two claims are equal."""
+        # "No solutions" equals nothing else.
+        is_nothing = [tuple(item.chain for item in claim.items) == _NOTHING for claim in (gold, answer)]
+        if any(is_nothing):
+            return all(is_nothing)
+
+        # A choice: the letters are equal, or the gold answer and the text of the choice; a text with it must fit.
+        gold_letter = choice_of(gold)
+        letter = choice_of(answer)
         offered = self._offered(letter)
         if gold_letter or offered:
-            inside = answer.items[0].chain[2][0]
+            inside = answer.items[0].value
             is_text = inside[0] != "choice" or offered is None or self.same(offered, inside[2])
             return is_text and (gold_letter == letter if gold_letter or not offered else self.same(gold, offered))
-        is_relation = len(gold.items) == 1 and gold.items[0].chain[1]
-        left, right = form_of(gold), form_of(answer, None if is_relation else self.question_keys)
+
+        # The normal forms, with one name for the counter of a family.
+        is_relation = len(gold.items) == 1 and gold.items[0].operators
+        left = form_of(gold)
+        right = form_of(answer, None if is_relation else self.question_keys)
         if left is None or right is None or "trailing" in right.joins - left.joins:
             return False
         if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
@@ -176,7 +203,7 @@ class Comparison:
         return self.same_form(left, _with_names(left, right, _CONSTANTS - self.question_words))
 
     def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
-        """Whether the answer is named, and the question has this variable but asks for another one."""
+        """Tells whether the answer has the name of a variable of the question, which wants another variable."""
         if gold is None or answer is None:
             return False
         wanted_names = question.variables_of(self.question)
@@ -184,7 +211,7 @@ class Comparison:
         return not gold.names and is_variable and bool(wanted_names) and wanted_names.isdisjoint(answer.names)
 
     def _offered(self, letter: str) -> Claim | None:
-        """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""
+        """Returns the claim of a choice of the question; None if there is no such choice, or it cannot be read."""
         text = question.choices_in(self.question).get(letter, "")
         try:
             return read_claim(text) if text else None
@@ -192,7 +219,7 @@ class Comparison:
             return None
 
     def same_domain(self, gold: Form, answer: Form) -> bool:
-        """Whether the side conditions are the same; those that say nothing may be left out."""
+        """Tells whether the side conditions are the same; conditions that say nothing may be left out."""
         if gold.domain and answer.domain:
             is_bound = [form.domain[0] in symbols(form.value) for form in (gold, answer) if form.domain]
             if gold.domain[1] != answer.domain[1] or is_bound[0] != is_bound[1]:
@@ -203,10 +230,11 @@ class Comparison:
         return not golds or (len(golds) == len(answers) and all(map(self.same_relation, golds, answers)))
 
     def same_form(self, gold: Form, answer: Form) -> bool:
-        """Whether two claims are equal in names, unit and value."""
+        """Tells whether two claims are equal in names, unit and value."""
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
-        value, chains = answer.value, (gold.item.chain, answer.item.chain)
-        is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
+        value = answer.value
+        chains = gold.item.chain, answer.item.chain
+        is_equation = len(gold.item.operators) == len(answer.item.operators) == 1 and len(symbols(chains[0])) > 1
         names = gold.names, answer.names
         if factor is None or (all(names) and names[0].isdisjoint(names[1]) and _bare(gold).isdisjoint(_bare(answer))):
             return factor is not None and is_equation and self.same_relation(*chains)
@@ -216,50 +244,53 @@ class Comparison:
         if not self._is_kind(gold.item, gold.value, answer.item, value) or not self._is_one_value(gold, answer):
             return False
         if factor != 1:
-            value = ("number", factor * (literal(value) or 0), None)
+            value = number_node(factor * (literal(value) or 0))
         if literal(gold.value) is not None and literal(value) is None and not symbols(value):
             value = next((link for link in answer.links if literal(link) is not None), answer.close or value)
         units = gold.item.unit or question.unit_of(self.question), answer.item.unit
         return any(self.same_value(reading, value, *units) for reading in (gold.close, gold.value) if reading)
 
     def same_members(self, gold: Node, answer: Node) -> bool:
-        """Whether two lists have the same members; a set drops repeated ones."""
+        """Tells whether two lists have the same members; a set drops repeated ones."""
         golds, answers = ([*expanded(node[1:] if node[0] in LISTS else [node])] for node in (gold, answer))
         is_set = any(node[0] == "set" for tree in (gold, answer) for node in nodes(tree))
         if is_set:
-            golds, answers = [*dict.fromkeys(golds)], [*dict.fromkeys(answers)]
+            golds = [*dict.fromkeys(golds)]
+            answers = [*dict.fromkeys(answers)]
         if len(golds) != len(answers):
             return False
         if ("dots",) in golds or ("dots",) in answers or (self.is_ordered and not is_set):
-            return all(map(self.same_part, golds, answers))
+            return all(map(self.same_member, golds, answers))
         for member in golds:
-            match = next((candidate for candidate in answers if self.same_part(member, candidate)), None)
+            match = next((candidate for candidate in answers if self.same_member(member, candidate)), None)
             if match is None:
                 return False
             answers.remove(match)
         return True
 
     def same_records(self, gold: Node, answer: Node) -> bool:
-        """Whether two claims give the same values, by name if both have names: `b=3, a=2`, `(2,3)` for `a=2, b=3`."""
+        """Tells whether two claims give the same values, if one of them has names.
+
+        If both have names, values of one name are compared: `b=3, a=2` is `a=2, b=3`, and so is `(2,3)`.
+        """
         if gold[0] == answer[0]:
             named = dict(answer[1:])
             is_same = {*named} == {name for name, _ in gold[1:]}
-            return is_same and all(self.same_part(value, named[name]) for name, value in gold[1:])
+            return is_same and all(self.same_member(value, named[name]) for name, value in gold[1:])
         is_gold = gold[0] == "record"
         record, values_only = (gold, answer) if is_gold else (answer, gold)
         values = [value for _, value in (gold[1:] if is_gold else sorted(answer[1:]))]
-        if (
-            values_only[0] in LISTS and len({name.partition("_")[0] for name, _ in record[1:]}) == 1
-        ):  # roots `x_1`, `x_2`
+        # Roots `x_1`, `x_2`, in any order.
+        if values_only[0] in LISTS and len({name.partition("_")[0] for name, _ in record[1:]}) == 1:
             pair = ("list", *values), values_only
             return self.same_members(*(pair if is_gold else pair[::-1]))
         bare_values = values_only[3:] if values_only[0] == "group" else values_only[1:]
         is_plain = values_only[0] in ("list", "both") or values_only[:3] == ("group", "(", ")")
         golds, answers = (values, bare_values) if is_gold else (bare_values, values)
-        return is_plain and len(golds) == len(answers) and all(map(self.same_part, golds, answers))
+        return is_plain and len(golds) == len(answers) and all(map(self.same_member, golds, answers))
 
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
-        """Whether an answer names one value: its links and its rounding agree with it, and no name is in it."""
+        """Tells whether an answer names one value: its links and its rounding agree with it, and no name is in it."""
         links = answer.links
         if answer.value[0] == "percent" and self.percent:  # `\frac{10}{50} \times 100 = 20\%`
             links = tuple(link for link in links if exact(link) != exact(answer.value[1]))
@@ -271,7 +302,7 @@ class Comparison:
         return literal(gold.value) is not None and question.speaks_of(self.question, _ROUNDED)
 
     def _unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
-        """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
+        """Returns the factor that converts the answer's number to the gold answer's unit; None if there is none."""
         question_unit = question.unit_of(self.question)
         expected_unit = gold or question_unit
         names = {*dict(expected_unit)}, {*dict(answer)}
@@ -287,8 +318,9 @@ class Comparison:
         return Fraction(1) if above == answer_above and is_spoken else None  # `miles` for `miles per day`
 
     def _is_kind(self, gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
-        """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
-        gold_kinds, answer_kinds = _kinds(gold, gold_value), _kinds(answer, answer_value)
+        """Tells whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
+        gold_kinds = _kinds(gold, gold_value)
+        answer_kinds = _kinds(answer, answer_value)
         if not gold_kinds:
             is_fraction = answer_value[0] == "percent" and abs(literal(gold_value) or Fraction()) <= 1
             return is_fraction or answer_value[0] not in _SIGNS or question.allows(answer_value[0], self.question)
@@ -301,12 +333,12 @@ class Comparison:
 
     # ----- values
 
-    def same_part(self, gold: Node, answer: Node) -> bool:
-        """Whether two parts of lists or tuples are equal; a percent sign counts."""
+    def same_member(self, gold: Node, answer: Node) -> bool:
+        """Tells whether two members of lists or tuples are equal; a percent sign counts."""
         return is_percent(gold) == is_percent(answer) and self.same_value(gold, answer)
 
     def same_value(self, gold: Node, answer: Node, gold_unit: Unit = (), answer_unit: Unit = ()) -> bool:
-        """Whether two values are equal and the answer is in finished form."""
+        """Tells whether two values are equal and the answer is in finished form."""
         simple_gold = simple(gold, answer)
         simple_answer = simple(answer, simple_gold)
         is_same = self._same_value(simple(simple_gold, simple_answer), simple_answer, gold_unit, answer_unit)
@@ -315,13 +347,18 @@ class Comparison:
         return is_same
 
     def _same_value(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
+        """Tells whether two values in one spelling are equal and the answer is in finished form."""
+        # A number in the base of the question is written with the base or without.
         kinds = gold[0], answer[0]
         if "base" in self.question_words and {*kinds} == {"base", "number"}:
             base = gold[2] if gold[0] == "base" else answer[2]
             based = [("base", str(node[1]), base) for node in (gold, answer)]
             if base in question.numbers_of(self.question) and None not in map(exact, based):
                 gold, answer = based
-        gold_number, answer_number = literal(gold), literal(answer)
+
+        # Numbers, words, and compound values.
+        gold_number = literal(gold)
+        answer_number = literal(answer)
         units = {*dict(gold_unit), *dict(answer_unit)}
         if units == {"degree", "radian"} or (gold_number is not None and answer_number is None):
             return self.same_angle(gold, answer, gold_unit, answer_unit)
@@ -330,7 +367,9 @@ class Comparison:
         if "words" in kinds:
             return bool(_texts(gold)) and _texts(gold)[0] in _texts(answer)
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
-            return self.same_whole(gold, answer)
+            return self.same_compound(gold, answer)
+
+        # Formulas, which must be in finished form. A decimal is no answer where the gold answer is exact.
         may_stay = {"complex pow"} if ("constant", "i") in nodes(gold) else set()
         may_stay |= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
         is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
@@ -345,11 +384,11 @@ class Comparison:
         return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def is_open(self, answer: Node, may_stay: Set[str] = frozenset()) -> bool:
-        """Whether an operation remains in an answer that neither the gold answer has nor `may_stay`."""
+        """Tells whether an operation remains in an answer that neither the gold answer has nor `may_stay`."""
         return self.finished and not finished.unfinished(answer) <= self.allowed | may_stay
 
     def _same_number(self, number: Fraction, value: Fraction, gold: Node, answer: Node) -> bool:
-        """Whether two numbers are equal, a decimal up to its digits."""
+        """Tells whether two numbers are equal, a decimal up to its digits."""
         percents = is_percent(gold), is_percent(answer)
         if number == value and (percents[0] == percents[1] or self.percent or number == 0):
             return True
@@ -362,7 +401,7 @@ class Comparison:
         return is_rounded and abs(number - value) * 10**10 <= max(abs(number), abs(value))
 
     def same_angle(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
-        """Whether degrees and radians are one angle; one side has a degree sign and the other a pi."""
+        """Tells whether degrees and radians are one angle; one side has a degree sign and the other a pi."""
         pairs = ((gold, gold_unit), (answer, answer_unit))
         bare = [node[1] if node[0] == "degree" else node for node, _ in pairs]
         in_degrees = [node[0] == "degree" or "degree" in dict(unit) for node, unit in pairs]
@@ -371,13 +410,14 @@ class Comparison:
             return equality.equal_constants(*(("degree", b) if d else b for b, d in zip(bare, in_degrees, strict=True)))
         return [gold, answer] != bare and (all(in_degrees) or not any(in_radians)) and self.same_value(*bare)
 
-    def same_whole(self, gold: Node, answer: Node) -> bool:
-        """Whether two compound values are equal: tuples, intervals, sets, matrices and others."""
+    def same_compound(self, gold: Node, answer: Node) -> bool:
+        """Tells whether two compound values are equal: tuples, intervals, sets, matrices and others."""
         kind = gold[0]
         if "record" in (kind, answer[0]):
             return self.same_records(gold, answer)
         if is_only_span(gold) or is_only_span(answer):
-            span, answer_span = span_of(gold), span_of(answer)
+            span = span_of(gold)
+            answer_span = span_of(answer)
             if span and len(span.pieces) > 1 and answer[0] in LISTS:
                 answer_span = union_of(answer) or answer_span
             if (span and answer_span) or {kind, answer[0]} & {*LISTS} - {"set"}:
@@ -385,7 +425,8 @@ class Comparison:
         if {kind, answer[0]} & {*LISTS}:
             return self.same_members(gold, answer)
         if "time" in (kind, answer[0]):
-            (gold_half, gold_clock), (half, clock) = _clock(gold), _clock(answer)
+            gold_half, gold_clock = _clock(gold)
+            half, clock = _clock(answer)
             return gold_half in ("", half) and gold_clock == clock
         if kind == "ratio" and answer[0] != "ratio":
             values = [literal(child) or Fraction() for child in gold[1:]]
@@ -397,11 +438,12 @@ class Comparison:
             )
         if kind != answer[0] or kind in ("numbers", "dots", "base", "builder"):
             return gold == answer
-        (shape, members), (answer_shape, answer_members) = _shaped(gold), _shaped(answer)
-        return shape == answer_shape and all(map(self.same_part, members, answer_members))
+        shape, members = _shaped(gold)
+        answer_shape, answer_members = _shaped(answer)
+        return shape == answer_shape and all(map(self.same_member, members, answer_members))
 
     def same_spans(self, gold: Span, answer: Span) -> bool:
-        """Whether two sets of real numbers are equal, and have the same variable if both name one."""
+        """Tells whether two sets of real numbers are equal, and have the same variable if both name one."""
         golds, answers = gold.pieces, answer.pieces
         if (gold.name and answer.name and gold.name != answer.name) or len(golds) != len(answers):
             return False
@@ -414,11 +456,13 @@ class Comparison:
     # ----- relations
 
     def same_relation(self, gold: Node, answer: Node) -> bool:
-        """Whether two equations or inequalities are equivalent up to a factor; a chain is compared link by link."""
-        left, right = _oriented(gold), _oriented(answer)
+        """Tells whether two equations or inequalities are equal up to a factor; chains are compared link by link."""
+        left = _oriented(gold)
+        right = _oriented(answer)
         if left is None or right is None or left[0] != right[0]:
             return False
-        operators, golds, answers = left[0], left[1], right[1]
+        operators, golds = left
+        answers = right[1]
         is_symmetric = set(operators) <= {"=", "ne"}
         if len(golds) == len(answers) and all(map(self.same_value, golds, answers)):
             return True
@@ -435,7 +479,7 @@ class Comparison:
 
 
 def _kinds(item: Item, value: Node) -> set[str]:
-    """The kinds of unit of an item: units of the table, degrees, percent."""
+    """Returns the kinds of unit of an item: units of the table, degrees, percent."""
     return {name for name, _ in item.unit} | {value[0]} & {*_SIGNS}
 
 
@@ -443,12 +487,13 @@ def _kinds(item: Item, value: Node) -> set[str]:
 
 
 def _with_names(gold: Form, answer: Form, free: Set[str]) -> Form:
-    r"""The answer with the counters and constants of the gold answer: `2n\pi` becomes `2k\pi`, `A e^x` `C e^x`."""
+    r"""Returns the answer with the gold answer's counters and constants: `2n\pi` becomes `2k\pi`, `A e^x` `C e^x`."""
     counters = {form.domain[0] for form in (gold, answer) if form.domain}
     if counters or ("constant", "pi") in nodes(gold.value):
         counters |= COUNTERS
     names = symbols(gold.value), symbols(answer.value)
-    gold_only, answer_only = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+    gold_only = sorted(names[0] - names[1])
+    answer_only = sorted(names[1] - names[0])
     are_free = {*gold_only, *answer_only} <= counters | free and (counters or {*gold_only} < names[0])
     if len(gold_only) != len(answer_only) or not are_free or (gold.value[0] in LISTS and not counters):
         return answer
@@ -456,20 +501,20 @@ def _with_names(gold: Form, answer: Form, free: Set[str]) -> Form:
 
 
 def _bare(form: Form) -> set[str]:
-    """The names without the variables of the value: y of `y(x) = 2x`."""
+    """Returns the names without the variables of the value: y of `y(x) = 2x`."""
     ends = tuple(f"({name})" for name in symbols(form.value))
     return {name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names}
 
 
 def _is_free(domain: tuple[str, Node] | None, form: Form) -> bool:
-    """Whether a domain may be left out: the reals, or the integers for a counter of the other claim."""
+    """Tells whether a domain may be left out: the reals, or the integers for a counter of the other claim."""
     name, numbers = domain or ("", ("numbers", "R"))
     is_counter = name in COUNTERS and bool(symbols(form.value) & COUNTERS)
     return numbers == ("numbers", "R") or (numbers == ("numbers", "Z") and is_counter)
 
 
 def _texts(tree: Node) -> list[str]:
-    """Words as one text, then what stands before and behind an `is` in them: `The function is odd`; none for others."""
+    """Returns words as one text, then the words before and behind each `is` (`It is odd`); none for other trees."""
     if tree[0] not in ("words", "symbol"):
         return []
     words = [str(word).casefold().rstrip(".") for word in tree[1:]]
@@ -481,7 +526,7 @@ def _texts(tree: Node) -> list[str]:
 
 
 def _shaped(tree: Node) -> tuple[tuple[Any, ...], Node]:
-    """The brackets of a tuple or the lengths of a matrix' rows, with the number of members; and the members."""
+    """Returns the brackets of a tuple or the lengths of a matrix' rows, with the number of members; and the members."""
     if tree[0] == "matrix":
         return tuple(map(len, tree[1:])), tuple(chain(*tree[1:]))
     start = 3 if tree[0] == "group" else 1
@@ -489,18 +534,18 @@ def _shaped(tree: Node) -> tuple[tuple[Any, ...], Node]:
 
 
 def _clock(tree: Node) -> tuple[str, tuple[Fraction, ...]]:
-    """A time as `am`, `pm` or nothing, with hours, minutes and seconds: `17:00` is 5 p.m.; no hours if it is none."""
+    """Returns `am`, `pm` or nothing, with hours, minutes and seconds: `17:00` is 5 p.m.; no hours for other trees."""
     if tree[0] == "time":
         return tree[1], tree[2:]
     if tree[0] != "ratio":
         return "", ()
-    hours, *minutes = [literal(part) or Fraction() for part in tree[1:]]
+    hours, *minutes = [literal(child) or Fraction() for child in tree[1:]]
     is_afternoon = 13 <= hours <= 23
     return "pm" * is_afternoon, (hours - 12 * is_afternoon, *[*minutes, Fraction()][:2])
 
 
 def _rows(tree: Node) -> list[tuple[Node, Span]]:
-    """The rows of a function by cases, each with its set of numbers; `otherwise` is what remains."""
+    """Returns the rows of a function by cases, each with its set of numbers; `otherwise` is what remains."""
     spans = [span_of(row[-1]) for row in tree[1:]]
     named_spans = [span for span in spans if span]
     otherwise = reduce(minus, named_spans, LINE)
@@ -511,7 +556,7 @@ def _rows(tree: Node) -> list[tuple[Node, Span]]:
 
 
 def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
-    """The chain with all inequalities in one direction; None if they have no common direction."""
+    """Returns the chain with all inequalities in one direction; None if they have no common direction."""
     if chain[0] != "chain" or not chain[1]:
         return None
     _, operators, operands = chain
@@ -522,12 +567,12 @@ def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
 
 
 def _bare_text(text: str) -> str:
-    """The text without its layout."""
+    """Returns the text without its layout."""
     return "".join(c for c in text.replace(r"\text", "") if not c.isspace() and c not in "{}$\\,;!")
 
 
 def _spelling(text: str) -> tuple[str, ...]:
-    """The tokens of a text; none if it has none, or open braces."""
+    """Returns the tokens of a text; none if it has none, or open braces."""
     is_closed = text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     try:
         return tuple(token.text for token in tokenize(text)) if is_closed else ()

@@ -34,27 +34,28 @@ def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[st
     milliseconds = round(1000 * (time.perf_counter() - start) / max(1, len(samples)), 3)
     for answer, verdict, status in zip(answers, verdicts, result.status, strict=True):
         grade_row = {"right": verdict.outcome == EQUAL, "status": status, "extracted": answer}
-        yield grade_row | {"stage": verdict.stage, "why": verdict.why, "ms": milliseconds}
+        yield grade_row | {"stage": verdict.stage, "why": verdict.reason, "ms": milliseconds}
 
 
 def sample_of(gold: str, completion: str, prompt: str = "", source: str = "", question: str = "") -> Sample:
-    """The sample, as the verifier gets it in training."""
+    """Returns the sample, as the verifier gets it in training."""
     problem = Question(question or prompt, gold, source)
     return Sample(Prompt(0, prompt, [0], problem), completion, [0], FinishReason.STOP)
 
 
 def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
-    """The row of one line of the file, and its sample."""
+    """Returns the row of one line of the file, and its sample."""
     try:
         row = json.loads(line)
     except ValueError as error:
         raise UsageError(f"{source}: no JSON: {error}") from None
     require(isinstance(row, dict), f"{source}: a {type(row).__name__}; each line must be an object")
-    gold, completion = row.get("gold", row.get("answer")), row.get("completion")
+    gold = row.get("gold", row.get("answer"))
+    completion = row.get("completion")
     if completion is None and "gold" in row and "answer" in row:
         completion = rf"\boxed{{{row['answer']}}}"
-    is_whole = gold is not None and completion is not None
-    require(is_whole, f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
+    if gold is None or completion is None:
+        raise UsageError(f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
     return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source, str(row.get("question", "")))
 
 
@@ -73,9 +74,10 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     graded = [row | grade_row for (row, _), grade_row in zip(rows, grades, strict=True)]
     for sample, grade_row in zip(samples, grades, strict=True):
         if not grade_row["right"]:
-            status, answer, stage, reason = (grade_row[key] for key in ("status", "extracted", "stage", "why"))
-            verdict = f"wrong (status {status}), extracted {answer!r}, decided by {stage}: {reason}"
-            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {verdict}")
+            print(
+                f"{sample.prompt.question.source}: gold {sample.answer!r}: wrong (status {grade_row['status']}), "
+                f"extracted {grade_row['extracted']!r}, decided by {grade_row['stage']}: {grade_row['why']}"
+            )
     if out:
         texts = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in graded)
         out.write_text("".join(texts), encoding="utf-8", errors="backslashreplace")
@@ -115,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.jsonl:
             return 0 if grade_file(verifier, options.jsonl, options.out) else 1
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
-        verifier.read_questions([])  # so that the time below is that of a comparison
+        verifier.read_questions([])  # so that the time below is a comparison's, without the start of a worker
         completion = text if options.completion else rf"\boxed{{{text}}}"
         (grade_row,) = grade(verifier, [sample_of(options.gold, completion, question=options.question)])
         if grade_row["stage"] == "worker":

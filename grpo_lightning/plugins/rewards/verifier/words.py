@@ -4,30 +4,26 @@ from collections.abc import Collection, Sequence
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The set of the words of a text."""
+    """Returns the set of the words of a text."""
     return frozenset(text.split())
 
 
 def spellings(table: str) -> dict[str, str]:
-    """The name of each spelling in a table such as `le leq leqslant; ge geq`: a name, then its other spellings."""
-    return {spelling: name for name, *others in map(str.split, table.split(";")) for spelling in others}
+    """Returns the name by each spelling of a table such as `le leq leqslant; ge geq`: a name, then its spellings."""
+    entries = map(str.split, table.split(";"))
+    return {spelling: name for name, *aliases in entries for spelling in aliases}
 
 
-def in_order(text: str) -> list[str]:
-    """The words of a text, in their order."""
-    return text.split()
-
-
-SMALL = in_order(
+SMALL = str.split(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
 )
-TENS = in_order("twenty thirty forty fifty sixty seventy eighty ninety")
+TENS = str.split("twenty thirty forty fifty sixty seventy eighty ninety")
 BELOW_100 = {word: value for value, word in enumerate(SMALL)} | {word: 20 + 10 * i for i, word in enumerate(TENS)}
-BELOW_100 |= {f"{ten}-{one}": BELOW_100[ten] + BELOW_100[one] for ten in TENS for one in SMALL[1:10]}
+BELOW_100 |= {f"{ten}-{digit}": BELOW_100[ten] + BELOW_100[digit] for ten in TENS for digit in SMALL[1:10]}
 LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 SCALES = {"hundred": 10**2, **LARGE, "dozen": 12}
-_ORDINALS = in_order("half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth")
+_ORDINALS = str.split("half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth")
 PARTS = {word: value for value, word in enumerate(_ORDINALS, 2)}
 PARTS |= {"fourth": 4, "twentieth": 20, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
 PARTS |= {f"{word}s": value for word, value in PARTS.items()} | {"halves": 2}
@@ -52,13 +48,13 @@ _ADVERBS = word_set(
 
 
 def is_number_word(word: str) -> bool:
-    """Whether a word is a number or a quantity: `twenty`, `tenths`, `double`."""
+    """Tells whether a word is a number or a quantity: `twenty`, `tenths`, `double`."""
     low = word.casefold()
     return "illion" in low or not _NUMBERS.isdisjoint((low, low.removesuffix("s"), low.removesuffix("es")))
 
 
 def changes(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
-    """Whether one of the words beside a number changes its value, and does not only repeat what is asked for.
+    """Tells whether one of the words beside a number changes its value, and does not only repeat the question.
 
     The question, whose words are `question_words`, may ask for a half, or for quarters; it cannot allow `not`.
     """
@@ -76,7 +72,7 @@ def changes(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
 
 
 def take_back(words: Sequence[str], question_words: Collection[str] = ()) -> bool:
-    """Whether the words that stand directly before a value deny, doubt or bound it: `it is not`, `at most`."""
+    """Tells whether the words that stand directly before a value deny, doubt or bound it: `it is not`, `at most`."""
     low = [word.casefold() for word in words[-3:]]
     is_part = low[-1:] == ["of"] and low[-2:-1] not in ([], ["total"], ["sum"], ["answer"], ["value"])
     return changes(low, question_words) or not BOUNDS.isdisjoint(low[-1:]) or low[-2:] == ["up", "to"] or is_part

@@ -79,10 +79,11 @@ def started_since(before: set[int]) -> list[str]:
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     parents = {int(pid): int(parent) for pid, parent, _ in rows}
 
-    def mine(pid: int) -> bool:
-        return pid == os.getpid() or (pid in parents and pid > 1 and mine(parents[pid]))
+    def is_descendant(pid: int) -> bool:
+        return pid == os.getpid() or (pid > 1 and is_descendant(parents.get(pid, 1)))
 
-    return [args for pid, _, args in rows if int(pid) not in before and mine(int(pid)) and not args.startswith("ps ")]
+    new_rows = [(int(pid), args) for pid, _, args in rows if int(pid) not in before and not args.startswith("ps ")]
+    return [args for pid, args in new_rows if is_descendant(pid)]
 
 
 def ours(commands: list[str]) -> list[str]:
@@ -236,12 +237,8 @@ def test_programs_see_no_files_of_people(reward: CodeReward) -> None:
 def graded_with(program: str, tests: list[Any], **limits: Any) -> Any:
     """The statuses of a program's tests, graded in this process."""
     own = CodeReward(timeout=1.0)
-    return grading().grade(f"```\n{program}\n```", tests, own.limits | limits, True)
-
-
-def grading() -> Any:
-    """What runs in the worker."""
-    return module_of(inside("grading.grade", str(CODE)))[0]
+    grading: Any = module_of(inside("grading.grade", str(CODE)))[0]
+    return grading.grade(f"```\n{program}\n```", tests, own.limits | limits, True)
 
 
 @pytest.mark.parametrize("limit", ["-n 40", "-v 4000000"])
@@ -334,14 +331,8 @@ def test_a_machine_without_namespaces_is_refused_unless_that_is_allowed(
         own.setup(None)  # type: ignore[arg-type]
         assert "with all your rights" in caplog.text
         before = processes()
-        many_compute = OUTPUT["many that compute"]
-        for program, value in (
-            ("print(7)", 1.0),
-            ("print(8)", 0.0),
-            (OUTPUT["process that outlives"], 0.0),
-            (many_compute, 0.0),
-        ):
-            assert grade(own, program, [{"stdin": "", "stdout": "7"}])[0] == value
+        programs = ["print(7)", "print(8)", OUTPUT["process that outlives"], OUTPUT["many that compute"]]
+        assert [grade(own, program, [{"stdin": "", "stdout": "7"}])[0] for program in programs] == [1, 0, 0, 0]
         assert ours(started_since(before)) == []
     assert started_since(before) == []
 
@@ -356,6 +347,6 @@ def test_honest_programs_pass_on_a_busy_machine(count: int) -> None:
             result = own([sample(*three[index % 3]) for index in range(count)])
             assert result.value == [1.0] * count
         finally:
-            for one in busy:
-                one.kill()
-                one.wait()
+            for process in busy:
+                process.kill()
+                process.wait()

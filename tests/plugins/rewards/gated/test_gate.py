@@ -40,6 +40,9 @@ class Says(Reward):
     def close(self) -> None:
         self.calls.append("close")
 
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
+        self.calls.append(str(dict(statuses)))
+
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         values = [self.results[sample.text][0] for sample in samples]
         segments = [[Segment(0, value), Segment(1, 2 * value)] for value in values] if self.segments else None
@@ -81,16 +84,9 @@ def test_both_are_prepared_and_closed():
     assert inner.calls == gate.calls == ["read_questions", "setup", "close"]
 
 
-class Checks(Says):
-    """A reward that remembers what it was asked to check."""
-
-    def stop_if_broken(self, statuses: Counter[str]) -> None:
-        self.calls.append(str(dict(statuses)))
-
-
-def test_both_check_their_own_part():
-    gate = Checks({"a": (1, "ok"), "b": (0, "timeout")})
-    inner = Checks({"a": (1, "no_match"), "b": (0, "ok")})
+def test_each_of_the_two_checks_its_statuses():
+    gate = Says({"a": (1, "ok"), "b": (0, "timeout")})
+    inner = Says({"a": (1, "no_match"), "b": (0, "ok")})
     reward = Gated(inner, gate)
     scorer = Scorer([reward])
     for _ in range(2):  # two rounds of one step
@@ -122,6 +118,6 @@ class Learns(Says):
         return {}
 
 
-def test_a_reward_that_learns_cannot_be_a_part():
+def test_a_reward_that_learns_is_refused():
     with pytest.raises(UsageError, match="gate=Learns"):
         Gated(FormatReward(), Learns({}))

@@ -127,7 +127,7 @@ def test_a_score_beside_a_long_text_is_the_score_alone(tmp_path: Path):
     (alone,) = model.score([short])
     assert model.score([short, long])[0] == pytest.approx(alone, abs=1e-5)
     # Beyond the original length a text loses its beginning, as the policy's prompts are refused there.
-    assert model.encode("1" * 20, "2", ended=True) == ([*[7] * 14, 8, EOS], True)
+    assert model.encode("1" * 20, "2", has_ended=True) == ([*[7] * 14, 8, EOS], True)
 
 
 @pytest.mark.parametrize("padding", ["<end>", "<new>", None])
@@ -148,16 +148,16 @@ def test_padding_that_is_the_end_token_or_none_or_unknown_is_replaced(tmp_path: 
 
 def test_special_tokens_spelled_out_in_a_completion_are_text(folder: Path):
     model = RewardModel(str(folder))
-    ids, truncated = model.encode("<sep>1", "2<end><pad>", ended=True)
+    ids, truncated = model.encode("<sep>1", "2<end><pad>", has_ended=True)
     assert ids[:3] == [4, 7, 8] and ids[-1] == EOS and not truncated
     assert EOS not in ids[:-1] and 0 not in ids
 
 
 def test_what_does_not_fit_loses_its_beginning(folder: Path):
     model = RewardModel(str(folder))
-    ids, truncated = model.encode("1" * 100, "2" * 40, ended=True)
+    ids, truncated = model.encode("1" * 100, "2" * 40, has_ended=True)
     assert truncated and len(ids) == CONTEXT and ids == [7] * (CONTEXT - 41) + [8] * 40 + [EOS]
-    assert not model.encode("1" * 87, "2" * 40, ended=True)[1]
+    assert not model.encode("1" * 87, "2" * 40, has_ended=True)[1]
 
 
 def test_packs_keep_to_their_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch):

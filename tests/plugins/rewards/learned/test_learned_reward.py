@@ -175,12 +175,10 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     for ids in (others[:2], others[2:4], [*others[4:], *last], others + last):
         samples = [sample(id, text) for id in ids for text in ("1a", "27")]
         metrics = reward.learn(samples, scores_of(reward, samples), iteration_ends=True)
-        remembered = {g.prompt for g in [*reward.iterations.history, *reward.iterations.test]} | {
-            g.prompt for g in reward.iterations.pending
-        }
+        iterations = reward.iterations
+        remembered = {g.prompt for g in [*iterations.history, *iterations.test, *iterations.pending]}
         assert {f"q{id}" for id in ids} <= remembered
-    everyone = {f"q{id}" for id in others}
-    assert trained == [everyone, everyone]
+    assert trained == [{f"q{id}" for id in others}] * 2
     assert {g.prompt for g in reward.iterations.test} == set(held_out)
     assert metrics["version"] == reward.iterations.version and reward.iterations.iteration == 4
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]

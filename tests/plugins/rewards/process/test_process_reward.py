@@ -47,13 +47,18 @@ def reward_of(bpe: PreTrainedTokenizerFast, *args: Any, **options: Any) -> Proce
     return reward
 
 
-def sample(text: str, token_ids: list[int], answer: str = "1", truncated: bool = False) -> Sample:
+def sample(text: str, token_ids: list[int], truncated: bool = False) -> Sample:
     """A completion; unless it is truncated, its last token is the stop token."""
     reason = FinishReason.LENGTH if truncated else FinishReason.STOP
-    return Sample(Prompt(0, "q", [1], Question("q", answer)), text, token_ids, reason)
+    return Sample(Prompt(0, "q", [1], Question("q", "1")), text, token_ids, reason)
 
 
-def pieces(splitter: Splitter, text: str) -> list[str]:
+def ended(bpe: PreTrainedTokenizerFast, text: str) -> Sample:
+    """A completion that has ended by itself."""
+    return sample(text, [*bpe.encode(text), 0])
+
+
+def segments_of(splitter: Splitter, text: str) -> list[str]:
     (outcome,) = splitter([text])
     return [text[start:end] for start, end in zip([0, *outcome.value], outcome.value, strict=False)]
 
@@ -80,7 +85,7 @@ def pieces(splitter: Splitter, text: str) -> list[str]:
     ],
 )
 def test_texts_are_cut_into_segments(splitter: Splitter, text: str, expected: list[str]):
-    assert pieces(splitter, text) == expected
+    assert segments_of(splitter, text) == expected
     splitter.close()
 
 
@@ -90,7 +95,7 @@ class Unsorted(Splitter):
 
 
 def test_cuts_may_come_in_any_order_and_twice():
-    assert pieces(Unsorted(), "abcd") == ["a", "bc", "d"]
+    assert segments_of(Unsorted(), "abcd") == ["a", "bc", "d"]
 
 
 def test_a_text_that_cannot_be_split_costs_its_sample(bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch):
@@ -98,7 +103,7 @@ def test_a_text_that_cannot_be_split_costs_its_sample(bpe: PreTrainedTokenizerFa
     found = [*splitter(["aab c"]), Outcome("timeout")]
     monkeypatch.setattr(ByPattern, "__call__", lambda self, texts: found)
     reward = reward_of(bpe, splitter)
-    result = reward([sample(text, [*bpe.encode(text), 0]) for text in ("aab c", "a" * 60)])
+    result = reward([ended(bpe, text) for text in ("aab c", "a" * 60)])
     assert result.status == ["ok", "timeout"]
     assert result.value[0] == 2
     assert math.isnan(result.value[1])
@@ -156,8 +161,7 @@ def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(bpe: P
     reward = reward_of(bpe, reduce="sum")
     ids = bpe.encode("x\nyy\nz")
     assert len(ids) == 6
-    ended, cut_off, empty = sample("x\nyy\nz", [*ids, 0]), sample("x\nyy\nz", ids, truncated=True), sample("", [0])
-    result = reward([ended, cut_off, empty])
+    result = reward([ended(bpe, "x\nyy\nz"), sample("x\nyy\nz", ids, truncated=True), sample("", [0])])
     assert result.status == ["ok"] * 3
     assert result.segments == [
         [Segment(1, 2.0), Segment(4, 3.0), Segment(6, 1.0)],
@@ -167,12 +171,6 @@ def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(bpe: P
     assert result.value == [6.0, 6.0, 0.0]
 
 
-@pytest.mark.parametrize(("reduce", "expected"), [("sum", 6.0), ("min", 1.0), ("last", 1.0), ("mean", 2.0)])
-def test_the_whole_is_the_reduced_segments(bpe: PreTrainedTokenizerFast, reduce, expected: float):
-    reward = reward_of(bpe, reduce=reduce)
-    assert reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value == [expected]
-
-
 class Unknown(SegmentScorer):
     """The second segment has no value."""
 
@@ -180,11 +178,12 @@ class Unknown(SegmentScorer):
         return [[1.0, math.nan, 2.0] for _ in samples]
 
 
-@pytest.mark.parametrize("reduce", ["sum", "min", "last", "mean"])
-def test_a_whole_with_an_unknown_segment_is_unknown(bpe: PreTrainedTokenizerFast, reduce: Any):
+@pytest.mark.parametrize(("reduce", "expected"), [("sum", 6.0), ("min", 1.0), ("last", 1.0), ("mean", 2.0)])
+def test_the_value_is_the_reduced_segments_or_unknown(bpe: PreTrainedTokenizerFast, reduce: Any, expected: float):
     reward = reward_of(bpe, reduce=reduce)
+    assert reward([ended(bpe, "x\nyy\nz")]).value == [expected]
     reward.scorer = Unknown()
-    (value,) = reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value
+    (value,) = reward([ended(bpe, "x\nyy\nz")]).value
     assert math.isnan(value)
 
 
@@ -198,8 +197,7 @@ def test_segments_that_end_in_one_token_are_one_segment(bpe: PreTrainedTokenizer
 
 
 def test_the_last_of_too_many_segments_takes_the_rest(bpe: PreTrainedTokenizerFast):
-    text = "x\nyy\nz\nx"
-    result = reward_of(bpe, max_segments=2)([sample(text, [*bpe.encode(text), 0])])
+    result = reward_of(bpe, max_segments=2)([ended(bpe, "x\nyy\nz\nx")])
     assert result.segments == [[Segment(1, 2.0), Segment(8, 6.0)]]
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,9 +36,8 @@ def countdown() -> Question:
 
 @pytest.fixture(scope="module")
 def reward():
-    reward = ReasoningGymReward(timeout=5)
-    yield reward
-    reward.close()
+    with closing(ReasoningGymReward(timeout=5)) as reward:
+        yield reward
 
 
 def test_the_questions_are_the_generators_own():
@@ -45,9 +45,8 @@ def test_the_questions_are_the_generators_own():
     dataset = reasoning_gym.create_dataset("chain_sum", size=13, seed=5)
     for split, first, count in (("train", 6, 7), ("val", 0, 3), ("test", 3, 3), ("predict", 3, 3)):
         questions = task.questions(split)
-        assert [q.text for q in questions] == [dataset[first + row]["question"] for row in range(count)]
-        assert [q.answer for q in questions] == [dataset[first + row]["answer"] for row in range(count)]
-        assert [q.source for q in questions] == [f"chain_sum:{first + row}" for row in range(count)]
+        entries = [(dataset[row]["question"], dataset[row]["answer"], row) for row in range(first, first + count)]
+        assert [(q.text, q.answer, q.source) for q in questions] == [(*e[:2], f"chain_sum:{e[2]}") for e in entries]
         assert questions == task.questions(split)
 
 
@@ -121,9 +120,8 @@ def test_hostile_answers_touch_nothing(tmp_path: Path, countdown):
         "[" * 5000,
         "exit()",
     ]
-    reward = ReasoningGymReward(timeout=1, num_workers=1)
-    result = reward([*(sample(countdown, answer) for answer in hostile), sample(countdown, countdown.answer)])
-    reward.close()
+    with closing(ReasoningGymReward(timeout=1, num_workers=1)) as reward:
+        result = reward([sample(countdown, answer) for answer in (*hostile, countdown.answer)])
     assert not any(value == 1.0 for value in result.value[:-1])
     assert result.value[-1] == 1.0
     assert not marker.exists()
@@ -138,8 +136,7 @@ def test_questions_of_another_task(reward):
     with pytest.raises(UsageError, match=r"rows\.jsonl:3 is not of the task ReasoningGym"):
         reward.read_questions([question])
     result = reward([sample(question, "1")])
-    assert result.status == ["error"]
-    assert math.isnan(result.value[0])
+    assert result.status == ["error"] and math.isnan(result.value[0])
 
 
 def test_an_entry_that_has_changed_is_not_scored(reward, sums):

@@ -59,18 +59,12 @@ def pairs(seed: int) -> Iterator[Pair]:
 
 def framed(rng: random.Random, answer: str) -> str:
     """A completion that gives the answer, in one of the ways in which models do."""
-    frames = [
-        r"So we get $\boxed{%s}$.",
-        r"\boxed{%s}",
-        "The answer is $%s$.",
-        r"**Final Answer:** $\boxed{%s}$",
-        "<think>First 3, then 5.</think><answer>%s</answer>",
-        "First $12$ and then $7$.\n\n\\[\\boxed{%s}\\]",
-        r"Let me check: $\boxed{1729}$ is too large. It is $\boxed{%s}$.",
-        "Thus the final answer is: $%s$",
-        r"Hence the answer is \(%s\).",
-        "Some steps.\n#### $%s$",
-    ]
+    frames = each(
+        r"So we get $\boxed{%s}$. ; \boxed{%s} ; The answer is $%s$. ; **Final Answer:** $\boxed{%s}$ ; "
+        "<think>First 3, then 5.</think><answer>%s</answer> ; First $12$ and then $7$.\n\n\\[\\boxed{%s}\\] ; "
+        r"Let me check: $\boxed{1729}$ is too large. It is $\boxed{%s}$. ; Thus the final answer is: $%s$ ; "
+        r"Hence the answer is \(%s\). ; " + "Some steps.\n#### $%s$"
+    )
     return rng.choice(frames) % answer
 
 
@@ -119,12 +113,14 @@ def _numbers(rng: random.Random) -> list[int]:
 def asked_number(rng: random.Random) -> Asked:
     a, b, c, _ = _numbers(rng)
     k = rng.randrange(2, 9)
-    shared = [rf"\frac{{{a * b}}}{{{b}}}", f"{k * a * b}/{k * b}", rf"\frac{{{a * b}}}{{{b}}}\text{{ sweets}}"]
     return rng.choice(
         [
-            (rf"Compute ${a}\cdot {b}+{c}$.", f"{a * b + c}", [f"{a * b + c}"], [rf"{a}\cdot {b}+{c}", f"{a * b}+{c}"]),
-            (f"Share {a * b} sweets among {b} children.", f"{a}", [f"{a}", rf"{a}\text{{ sweets}}"], shared),
-            (f"Half of {2 * a} sweets are left.", f"{a}", [f"{a}"], [f"{2 * a}/2", rf"\frac{{{4 * a}}}{{4}}"]),
+            case(rf"Compute ${a}\cdot {b}+{c}$. || {a * b + c} || {a * b + c} || {a}\cdot {b}+{c} ; {a * b}+{c}"),
+            case(
+                rf"Share {a * b} sweets among {b} children. || {a} || {a} ; {a}\text{{ sweets}} || "
+                rf"\frac{{{a * b}}}{{{b}}} ; {k * a * b}/{k * b} ; \frac{{{a * b}}}{{{b}}}\text{{ sweets}}"
+            ),
+            case(rf"Half of {2 * a} sweets are left. || {a} || {a} || {2 * a}/2 ; \frac{{{4 * a}}}{{4}}"),
             case(
                 rf"Compute $\binom{{{a + b}}}{{{b}}}$. || {math.comb(a + b, b)} || {math.comb(a + b, b)} || "
                 rf"\binom{{{a + b}}}{{{b}}} ; \binom{{{a + b}}}{{{a}}}"
@@ -207,7 +203,7 @@ def asked_polynomial(rng: random.Random) -> Asked:
                 f"-({d}({a}r-{b})-{c}({a}r+{b}))"
             )
             if c != d
-            else (f"Expand ${made}$.", flat, [flat], [made]),
+            else case(f"Expand ${made}$. || {flat} || {flat} || {made}"),
             case(
                 rf"A box has sides ${a}x$ and ${b}x$. || {a * b}x^2 || {a * b}\cdot x^2 || {a}x\cdot {b}x ; "
                 rf"{a}\cdot {b}x^2"
@@ -231,7 +227,7 @@ def asked_relation(rng: random.Random) -> Asked:
                 f"{3 + a * a + b * b}=(y+{b})^2+(x-{a})^2 || {circle} ; {circle[:-2]}-3=0 ; "
                 f"{k}x^2+{k}y^2-{2 * a * k}x+{2 * b * k}y={3 * k}"
             ),
-            (rf"Solve $|x-{a}|<{b}$.", f"({a - b},{a + b})", [f"{a - b}<x<{a + b}"], [f"|x-{a}|<{b}", f"|{a}-x|<{b}"]),
+            case(f"Solve $|x-{a}|<{b}$. || ({a - b},{a + b}) || {a - b}<x<{a + b} || |x-{a}|<{b} ; |{a}-x|<{b}"),
         ]
     )
 
@@ -239,8 +235,8 @@ def asked_relation(rng: random.Random) -> Asked:
 ASKED: list[Callable[[random.Random], Asked]] = [asked_number, asked_constant, asked_polynomial, asked_relation]
 
 
-NAMES = ["Tom", "Jane", "Ravi", "Mei"]
-THINGS = ["apples", "marbles", "books", "cookies", "tickets"]
+NAMES = each("Tom ; Jane ; Ravi ; Mei")
+THINGS = each("apples ; marbles ; books ; cookies ; tickets")
 
 
 def natural(rng: random.Random) -> Pair:
@@ -256,9 +252,11 @@ Endings = tuple[str, str, list[str], list[str]]
 
 def _said(rng: random.Random, answers: list[str]) -> list[str]:
     """Answers in words, in the ways in which models give them."""
-    frames = ["#### %s", "Answer: %s", "The answer is %s.", "**Final Answer:** %s", "The final answer is **%s**."]
-    text = r"\boxed{\text{%s}}"
-    return [rng.choice([*frames, text]) % (answer.replace("$", r"\$") if text else answer) for answer in answers]
+    frames = each(
+        "#### %s ; Answer: %s ; The answer is %s. ; **Final Answer:** %s ; The final answer is **%s**. ; "
+        r"\boxed{\text{%s}}"
+    )
+    return [rng.choice(frames) % answer.replace("$", r"\$") for answer in answers]
 
 
 def _story(rng: random.Random) -> Endings:
@@ -300,7 +298,7 @@ def _money(rng: random.Random) -> Endings:
     )
     gold = rng.choice([f"{n}", rf"\${n}"])
     if gold != f"{n}":
-        wrongs += [f"{n} euros", rf"{n}\%", f"{n} cm", f"{n} {rng.choice(THINGS)}"]
+        wrongs += each(rf"{n} euros ; {n}\% ; {n} cm ; {n} {rng.choice(THINGS)}")
     return gold, question, _said(rng, rights), _said(rng, wrongs)
 
 
@@ -328,8 +326,10 @@ Answers = tuple[str, list[str], list[str]]
 
 def integers(rng: random.Random) -> Answers:
     n = rng.choice([rng.randrange(2, 50), rng.randrange(100, 10**6)]) * rng.choice([1, 1, 1, -1])
-    rights = [f"{n}", f"{n:,}", f"{n}.0", f"x={n}", f"({n})", rf"\text{{{n}}}", rf"{n}\text{{ units}}", f"f(2)={n}"]
-    rights += [rf"\frac{{{2 * n}}}{{2}}", rf"{n} \approx {n}.0", f"1+{n - 1}={n}" if n > 1 else f"{n}", f"n = {n}."]
+    rights = each(
+        rf"{n} ; {n:,} ; {n}.0 ; x={n} ; ({n}) ; \text{{{n}}} ; {n}\text{{ units}} ; f(2)={n} ; "
+        rf"\frac{{{2 * n}}}{{2}} ; {n} \approx {n}.0 ; {f'1+{n - 1}={n}' if n > 1 else n} ; n = {n}."
+    )
     wrongs = each(
         rf"{n + 1} ; {-n} ; {n}0 ; {n}x ; {n},{n + 2} ; ({n},{n}) ; {n}^2 ; {n}+1-1 ; \pm {n} ; "
         rf"{n}\text{{ thousand}} ; {n}=({n + 1}) ; {n}\cdot 1 ; x>{n} ; [{n},{n + 1}] ; {n}_8 ; {n}:{n + 1} ; "
@@ -357,22 +357,23 @@ def fractions(rng: random.Random) -> Answers:
 def decimals(rng: random.Random) -> Answers:
     n = rng.randrange(1001, 99999, 2)
     text = f"{n / 1000}"
-    rights = [f"{n / 1000:.5f}", rf"\frac{{{n}}}{{1000}}", rf"{n / 1000} \text{{ cm}}", f"x = {text}", rf"\${text}"]
-    wrongs = [f"{n / 100}", f"{(n + 1) / 1000}", f"-{text}", f"{text}1", f"{n // 1000},{n % 1000}", f"{n / 1000:.1f}"]
+    rights = each(rf"{n / 1000:.5f} ; \frac{{{n}}}{{1000}} ; {text} \text{{ cm}} ; x = {text} ; \${text}")
+    wrongs = each(f"{n / 100} ; {(n + 1) / 1000} ; -{text} ; {text}1 ; {n // 1000},{n % 1000} ; {n / 1000:.1f}")
     return text, rights, wrongs
 
 
 def units(rng: random.Random) -> Answers:
     n = rng.randrange(2, 500)
     table = [
-        (r"\text{ m}", ["meters", "metres", "m"], ["cm", "s", "kg", "feet"]),
-        (r"\text{ cm}^2", ["square centimeters", "sq cm"], ["cm", "square meters", "m"]),
-        (r"\text{ hours}", ["h", "hrs", "hour"], ["minutes", "days", "s"]),
-        (r"\text{ dollars}", ["dollars", "USD"], ["cents", "euros", "\\%"]),
-        (r"\text{ m/s}", ["meters per second", "m/s"], ["m", "km/h", "m/s^2"]),
-        (r"\text{ kg}", ["kilograms", "kg"], ["g", "mg", "pounds"]),
+        r"\text{ m} || meters ; metres ; m || cm ; s ; kg ; feet",
+        r"\text{ cm}^2 || square centimeters ; sq cm || cm ; square meters ; m",
+        r"\text{ hours} || h ; hrs ; hour || minutes ; days ; s",
+        r"\text{ dollars} || dollars ; USD || cents ; euros ; \%",
+        r"\text{ m/s} || meters per second ; m/s || m ; km/h ; m/s^2",
+        r"\text{ kg} || kilograms ; kg || g ; mg ; pounds",
     ]
-    gold, same, others = rng.choice(table)
+    gold, *lists_of_units = rng.choice(table).split(" || ")
+    same, others = map(each, lists_of_units)
     rights = [f"{n}", f"{n}{gold}", *(rf"{n}\text{{ {unit}}}" for unit in same), rf"{n}\,\mathrm{{{same[-1]}}}"]
     wrongs = [*(rf"{n}\text{{ {unit}}}" for unit in others), f"{n + 1}{gold}", rf"{n}{gold}\text{{ or }}{n + 1}{gold}"]
     wrongs += [rf"{n}{gold}\text{{ and }}30\text{{ minutes}}"]
@@ -381,13 +382,10 @@ def units(rng: random.Random) -> Answers:
 
 def radicals(rng: random.Random) -> Answers:
     a, c, p = rng.randrange(2, 20), rng.choice([2, 3, 5, 6, 7, 10, 11, 13]), rng.randrange(1, 30)
-    rights = [
-        rf"{p}+{a}\sqrt{{{c}}}",
-        rf"\sqrt{{{a * a * c}}}+{p}",
-        rf"{a}\sqrt{c}+{p}" if c < 10 else rf"{p}+{a}\sqrt{{{c}}}",
-    ]
-    rights += each(
-        rf"\frac{{{2 * p}+{2 * a}\sqrt{{{c}}}}}{{2}} ; x={p}+{a}\cdot\sqrt{{{c}}} ; {p}+{a}\cdot {c}^{{1/2}}"
+    bare = c if c < 10 else f"{{{c}}}"
+    rights = each(
+        rf"{p}+{a}\sqrt{{{c}}} ; \sqrt{{{a * a * c}}}+{p} ; {a}\sqrt{bare}+{p} ; x={p}+{a}\cdot\sqrt{{{c}}} ; "
+        rf"\frac{{{2 * p}+{2 * a}\sqrt{{{c}}}}}{{2}} ; {p}+{a}\cdot {c}^{{1/2}}"
     )
     wrongs = each(
         rf"{p}-{a}\sqrt{{{c}}} ; {p}\pm {a}\sqrt{{{c}}} ; {p + a}\sqrt{{{c}}} ; {p}+{a}\sqrt{{{c + 1}}} ; "
@@ -418,7 +416,7 @@ def with_pi(rng: random.Random) -> Answers:
 def complexes(rng: random.Random) -> Answers:
     a, b = rng.randrange(1, 20), rng.randrange(2, 20)
     gold = f"{a}+{b}i"
-    rights = [gold, f"{b}i+{a}", f"z = {a} + {b} i", rf"{a}+{b}\mathrm{{i}}", rf"\frac{{{2 * a}+{2 * b}i}}{{2}}"]
+    rights = each(rf"{gold} ; {b}i+{a} ; z = {a} + {b} i ; {a}+{b}\mathrm{{i}} ; \frac{{{2 * a}+{2 * b}i}}{{2}}")
     wrongs = each(
         rf"{a}-{b}i ; -{a}+{b}i ; ({a},{b}) ; {a + b} ; {a}+{b}j ; {a}+{b} ; {a}\pm {b}i ; \overline{{{gold}}}"
     )
@@ -505,12 +503,8 @@ def sets(rng: random.Random) -> Answers:
     values = rng.sample(range(-30, 99), rng.choice([2, 3, 4]))
     mixed = rng.sample(values, len(values))
     gold = rf"\{{{','.join(map(str, values))}\}}"
-    rights = [
-        rf"\{{{', '.join(map(str, mixed))}\}}",
-        ", ".join(map(str, mixed)),
-        rf"x\in\{{{','.join(map(str, mixed))}\}}",
-        rf"S = {gold}",
-    ]
+    members = ", ".join(map(str, mixed))
+    rights = each(rf"\{{{members}\}} ; {members} ; x\in\{{{members}\}} ; S = {gold}")
     wrongs = each(
         rf"\{{{','.join(map(str, values[1:]))}\}} ; \{{{','.join(map(str, values))},100\}} ; "
         rf"({','.join(map(str, values))}) ; [{values[0]},{values[1]}] ; \{{{gold}\}} ; {gold}\cup\{{100\}} ; \emptyset"
@@ -529,7 +523,7 @@ def formulas(rng: random.Random) -> Answers:
     tree = _formula(rng, 3, rng.sample(VARIABLES, rng.choice([1, 1, 2])))
     points = _points(_variables(tree))
     values = [_value(tree, point) for point in points]
-    if not _variables(tree) or sum(value is not None for value in values) < 20 or _is_flat(values):
+    if not _variables(tree) or sum(value == value for value in values) < 20 or _is_flat(values):
         return formulas(rng)
     rights, wrongs = [render(tree)], []
     for _ in range(6):
@@ -543,7 +537,7 @@ def formulas(rng: random.Random) -> Answers:
     name = rng.choice(["f(x)", "y", "S"])
     if name != "y" or "y" not in _variables(tree):
         rights.append(f"{name} = {render(tree, rng)}")
-    wrongs += [f"{render(tree)}+1", f"-({render(tree)})" if not _is_odd(values) else "0", f"{render(tree)}=0"]
+    wrongs += [f"{render(tree)}+1", f"-({render(tree)})", f"{render(tree)}=0"]
     wrongs += [f"{render(tree)}, {render(('add', tree, ('num', 1)))}"]
     return render(tree), rights, wrongs
 
@@ -564,7 +558,7 @@ def _formula(rng: random.Random, depth: int, names: list[str]) -> Tree:
 def render(tree: Tree, rng: random.Random | None = None) -> str:
     """LaTeX, spelt at random if there is `rng`."""
     kind = tree[0]
-    parts = [render(part, rng) for part in tree[1:] if isinstance(part, tuple)]
+    parts = [render(child, rng) for child in tree[1:] if isinstance(child, tuple)]
     pick: Callable[..., str] = rng.choice if rng else lambda options: options[0]  # type: ignore[assignment]
     if kind in ("num", "var"):
         return str(tree[1]) if kind == "var" or tree[1] >= 0 else f"({tree[1]})"
@@ -576,8 +570,8 @@ def render(tree: Tree, rng: random.Random | None = None) -> str:
         return f"-({parts[0]})"
     if kind == "mul":
         left, right = (
-            part if t[0] in ("num", "var", "abs", "sqrt") else rf"\left({part}\right)"
-            for t, part in zip(tree[1:], parts, strict=True)
+            child if t[0] in ("num", "var", "abs", "sqrt") else rf"\left({child}\right)"
+            for t, child in zip(tree[1:], parts, strict=True)
         )
         return pick([rf"{left}\cdot {right}", rf"{left} \times {right}"])
     if kind == "div":
@@ -595,7 +589,7 @@ def _rewritten(rng: random.Random, tree: Tree) -> Tree:
     """An equal tree, or one that is checked to be."""
     if tree[0] in ("num", "var"):
         return tree
-    parts = [_rewritten(rng, part) if isinstance(part, tuple) else part for part in tree[1:]]
+    parts = [_rewritten(rng, child) if isinstance(child, tuple) else child for child in tree[1:]]
     new: Tree = (tree[0], *parts)
     roll = rng.random()
     if tree[0] in ("add", "mul") and roll < 0.5:
@@ -643,21 +637,21 @@ def _changed(rng: random.Random, tree: Tree) -> Tree:
 
 def _places(tree: Tree, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
     yield path
-    for index, part in enumerate(tree):
-        if isinstance(part, tuple):
-            yield from _places(part, (*path, index))
+    for index, child in enumerate(tree):
+        if isinstance(child, tuple):
+            yield from _places(child, (*path, index))
 
 
 def _replaced(tree: Tree, path: tuple[int, ...], change: Callable[[Tree], Tree]) -> Tree:
     if not path:
         return change(tree)
-    return tuple(_replaced(part, path[1:], change) if index == path[0] else part for index, part in enumerate(tree))
+    return tuple(_replaced(child, path[1:], change) if index == path[0] else child for index, child in enumerate(tree))
 
 
 def _variables(tree: Tree) -> set[str]:
     if tree[0] == "var":
         return {tree[1]}
-    return set().union(*(_variables(part) for part in tree if isinstance(part, tuple)), set())
+    return set().union(*(_variables(child) for child in tree if isinstance(child, tuple)), set())
 
 
 def _points(names: set[str]) -> list[dict[str, float]]:
@@ -669,20 +663,20 @@ def _points(names: set[str]) -> list[dict[str, float]]:
     ]
 
 
-def _value(tree: Tree, point: dict[str, float]) -> float | None:
-    """The real value, None where there is none."""
+def _value(tree: Tree, point: dict[str, float]) -> float:
+    """The real value, NaN where there is none."""
     try:
         value = _evaluated(tree, point)
     except (ValueError, ZeroDivisionError, OverflowError):
-        return None
-    return value if abs(value) < 1e12 else None
+        return math.nan
+    return value if abs(value) < 1e12 else math.nan
 
 
 def _evaluated(tree: Tree, point: dict[str, float]) -> float:
-    kind, *parts = tree[1:] if tree[0] == "fn" else tree
+    kind, *children = tree[1:] if tree[0] == "fn" else tree
     if kind == "num":
-        return float(parts[0])
-    return point[parts[0]] if kind == "var" else OPERATIONS[kind](*(_evaluated(part, point) for part in parts))
+        return float(children[0])
+    return point[children[0]] if kind == "var" else OPERATIONS[kind](*(_evaluated(child, point) for child in children))
 
 
 OPERATIONS: dict[str, Callable[..., float]] = {
@@ -692,32 +686,20 @@ OPERATIONS: dict[str, Callable[..., float]] = {
 }  # fmt: skip
 
 
-def _close(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return abs(a - b) <= 1e-6 * max(abs(a), abs(b)) + 1e-9
+def _agree(ours: list[float], theirs: list[float]) -> bool:
+    """Where one has a value, both have, and the same."""
+    pairs = zip(ours, theirs, strict=True)
+    return all(abs(a - b) <= 1e-6 * max(abs(a), abs(b)) + 1e-9 or (a != a and b != b) for a, b in pairs)
 
 
-def _agree(ours: list[float | None], theirs: list[float | None]) -> bool:
-    return all(_close(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def _differ(ours: list[float | None], theirs: list[float | None]) -> bool:
+def _differ(ours: list[float], theirs: list[float]) -> bool:
     """Clearly: both have a value, and another one, at several points."""
-    apart = [
-        a is not None and b is not None and abs(a - b) > 1e-3 * max(abs(a), abs(b))
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    return sum(apart) >= 3
+    return sum(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in zip(ours, theirs, strict=True)) >= 3
 
 
-def _is_flat(values: list[float | None]) -> bool:
-    known = [value for value in values if value is not None]
-    return max(known) - min(known) < 1e-6 * max(map(abs, known), default=0) + 1e-9
-
-
-def _is_odd(values: list[float | None]) -> bool:
-    return all(value is None or abs(value) < 1e-9 for value in values)
+def _is_flat(values: list[float]) -> bool:
+    reals = [value for value in values if value == value]
+    return max(reals) - min(reals) < 1e-6 * max(map(abs, reals)) + 1e-9
 
 
 MAKERS: list[Callable[[random.Random], Answers]] = [

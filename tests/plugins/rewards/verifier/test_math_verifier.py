@@ -5,14 +5,13 @@ import logging
 import math
 import time
 from collections import Counter
-from fractions import Fraction
 
 import pytest
 from helpers.paths import DATA, needs_gsm8k
 
 from grpo_lightning.plugins.rewards.verifier.extraction import extract_answer
-from grpo_lightning.plugins.rewards.verifier.math_verifier import _COMPARE, MathVerifier, Verdict, decide
-from grpo_lightning.plugins.rewards.verifier.reading import canonical, number
+from grpo_lightning.plugins.rewards.verifier.math_verifier import _COMPARE, MathVerifier, decide
+from grpo_lightning.plugins.rewards.verifier.reading import canonical
 from grpo_lightning.plugins.rewards.verifier.value_comparison import compare
 from grpo_lightning.rewards.reward import RewardFailure
 from grpo_lightning.sandbox.pool import Outcome, WorkerPool
@@ -21,13 +20,6 @@ from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageEr
 
 def sample(gold: str, text: str, prompt: str = "q", finish_reason=FinishReason.STOP, question: str = "q") -> Sample:
     return Sample(Prompt(0, prompt, [1], Question(question, gold, "row:1")), text, [1], finish_reason)
-
-
-def outcome(gold: str, answer: str) -> str:
-    """What is decided without a worker."""
-    verdict = decide(gold, answer)
-    assert isinstance(verdict, Verdict)
-    return verdict.outcome
 
 
 def rows(path: str) -> list[dict]:
@@ -41,41 +33,16 @@ def verifier():
     verifier.close()
 
 
-EXACT_NUMBERS = [
-    ("18", 18), ("-3", -3), ("+3", 3), ("1,234", 1234), ("$1,234.00", 1234), (r"32,\! 349", 32349), ("10{,}000", 10000),
-    (".5", Fraction(1, 2)), ("5.", 5), (r"\frac12", Fraction(1, 2)), (r"-\dfrac{1}{72}", Fraction(-1, 72)),
-    (r"\frac{1}{-2}", Fraction(-1, 2)), (r"\frac{1}{2^{99}}", Fraction(1, 2**99)), ("63/400", Fraction(63, 400)),
-    ("7 3/4", Fraction(31, 4)), (r"-1\frac{1}{2}", Fraction(-3, 2)), (r"0.1\overline{6}", Fraction(1, 6)),
-    (r"6.02\times 10^{23}", 602 * 10**21), ("6.02e23", 602 * 10**21), ("10^{-8}", Fraction(1, 10**8)), ("2^{10}", 1024),
-    (r"20\%", Fraction(1, 5)), ("28 percent", Fraction(28, 100)), (r"90^\circ", 90), (r"15\mbox{ cm}^2", 15),
-    ("540 meters", 540), ("x = 24", 24), ("(7)", 7), ("−5", -5), ("½", Fraction(1, 2)), ("٣", 3), ("1 000 000", 10**6),
-    ("⅔", Fraction(2, 3)), ("－８", -8), (r"\mathbf{\text{16}}", 16), (r"\textcolor{red}{16}", 16),
-    (r"\text{The total is }16", 16), (r"\text{Total} = 16", 16), (r"{7 \over 12}", Fraction(7, 12)), ("250 €", 250),
-    ("1 00", None), (r"\text{not: }16", None), (r"12\text{-ish}", None), ("0.333...", Fraction(1, 3)),
-    ("5 million", 5000000), ("3 or 4", None), (r"2 \text{ or } 3", None), ("2 x", None), ("2 ab", None),
-    ("3 sin x", None), ("32, 349", None), ("1,23", None), ("2+1", None), (r"37\cdot43", None), ("5!", None),
-    ("2x = 4", None), (r"\frac{5}{0}", None), ("0^{-1}", None), ("5/0", None), ("nan", None), ("9^{9^{9}}", None),
-    ("9" * 201, None), ("1" + ",000" * 2000, None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "value"), EXACT_NUMBERS)
-def test_exact_numbers(text, value):
-    assert number(text) == value
-
-
 DECIDED_AT_ONCE = [
-    ("1234567890", "1234567891", "different"), ("1,234", "1234", "equal"), ("18", "$18", "equal"), ("50", "0.5", None),
+    ("1234567890", "1234567891", "different"), ("1,234", "1234", "equal"), ("50", "0.5", None),
     ("5", "7" * 3000, "too_long"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gold", "answer", "verdict"), DECIDED_AT_ONCE)
-def test_plain_numbers_are_decided_without_a_worker(gold, answer, verdict):
-    if verdict is None:
-        assert decide(gold, answer, "q") == (gold, answer, "q")
-    else:
-        assert outcome(gold, answer) == verdict
+@pytest.mark.parametrize(("gold", "answer", "outcome"), DECIDED_AT_ONCE)
+def test_plain_numbers_are_decided_without_a_worker(gold, answer, outcome):
+    verdict = decide(gold, answer, "q")
+    assert verdict == (gold, answer, "q") if outcome is None else verdict.outcome == outcome
 
 
 KINKS = [r"|{}|", r"\sqrt{{({})^2}}", r"\max({},-({}))", r"\lvert {} \rvert"]
@@ -245,8 +212,8 @@ def step(verifier: MathVerifier, samples: list[Sample]) -> list[str]:
 def test_timeouts_of_many_questions_stop_the_run(monkeypatch):
     verifier = MathVerifier(max_timeouts=0.05, name="right")
     stub(verifier, {"slow"}, monkeypatch)
-    for first in range(0, 95, 19):
-        step(verifier, [sample(f"{n}x", r"\boxed{x}") for n in range(first, first + 19)])
+    for start in range(0, 95, 19):
+        step(verifier, [sample(f"{n}x", r"\boxed{x}") for n in range(start, start + 19)])
     step(verifier, [sample(f"{n}y", r"\boxed{slow}") for n in range(5)])  # 5 of 100
     with pytest.raises(
         RewardFailure, match=r"right: .* for 6 of the latest 10\d questions.*max_timeouts=0.05.*`timeout`"
@@ -258,7 +225,7 @@ def test_timeouts_of_many_questions_stop_the_run(monkeypatch):
 
 def test_no_single_question_stops_the_run(monkeypatch):
     slow = {f"slow_{n}" for n in range(64)}
-    verifier = MathVerifier(max_timeouts=0.0 + 0.01)
+    verifier = MathVerifier(max_timeouts=0.01)
     asked = stub(verifier, slow, monkeypatch)
     others = [sample(f"{n}x", r"\boxed{x}") for n in range(100)]
     for first in range(0, 64, 16):
@@ -299,7 +266,7 @@ def test_all_of_gsm8k(verifier):
     assert len(solutions) == 7473 + 1319
     golds = [solution.rpartition("####")[2].strip() for solution in solutions]
     assert [extract_answer(solution) for solution in solutions] == golds
-    assert {outcome(gold, gold) for gold in golds} == {"equal"}
+    assert {decide(gold, gold).outcome for gold in golds} == {"equal"}
     result = verifier([sample(gold, text) for gold, text in zip(golds, solutions, strict=True)])
     assert set(result.value) == {1.0}
     assert set(result.status) == {"ok"}

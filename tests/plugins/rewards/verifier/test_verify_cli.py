@@ -4,12 +4,13 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from helpers.paths import ROOT
 
 from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier
-from grpo_lightning.plugins.rewards.verifier.verify_command import main, sample_of
+from grpo_lightning.plugins.rewards.verifier.verify_command import main, read_row
 
 ROWS = [
     {"gold": "18", "completion": "So #### 18", "id": "a"},
@@ -26,25 +27,26 @@ def lines(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "verdict"),
     [
-        (["1,000", "$1000"], 0, {"right": "True", "status": "ok", "extracted": "$1000", "stage": "numbers"}),
-        (["1/2", "0.5"], 0, {"right": "True", "status": "ok", "extracted": "0.5", "stage": "worker"}),
-        (["5", "2+3"], 1, {"right": "False", "status": "ok", "extracted": "2+3", "stage": "worker"}),
-        (["x^2-1", "(x-1)(x+1)"], 0, {"right": "True", "status": "ok", "stage": "worker"}),
-        (["x^2-1", "(x-1)^2"], 1, {"right": "False", "status": "ok", "stage": "worker"}),
-        (["Yes", "no"], 1, {"right": "False", "status": "ok", "stage": "worker"}),
-        (["7", "7 maybe eleven"], 1, {"right": "False", "status": "unparseable", "stage": "worker"}),
-        (["18", "It is 18.", "--completion"], 1, {"status": "no_answer", "extracted": "None", "stage": "extraction"}),
-        (["", "5"], 1, {"right": "False", "status": "no_gold", "stage": "gold"}),
-        (["x", "__import__('os')"], 1, {"status": "unparseable", "stage": "worker"}),
-        (["x", "x" * 3000], 1, {"status": "too_long", "stage": "guards"}),
+        (["1,000", "$1000"], 0, "ok $1000 numbers"),
+        (["1/2", "0.5"], 0, "ok 0.5 worker"),
+        (["5", "2+3"], 1, "ok 2+3 worker"),
+        (["x^2-1", "(x-1)(x+1)"], 0, "ok (x-1)(x+1) worker"),
+        (["x^2-1", "(x-1)^2"], 1, "ok (x-1)^2 worker"),
+        (["Yes", "no"], 1, "ok no worker"),
+        (["7", "7 maybe eleven"], 1, "unparseable 7 maybe eleven worker"),
+        (["18", "It is 18.", "--completion"], 1, "no_answer None extraction"),
+        (["", "5"], 1, "no_gold 5 gold"),
+        (["x", "__import__('os')"], 1, "unparseable __import__('os') worker"),
+        (["x", "x" * 3000], 1, f"too_long {'x' * 3000} guards"),
     ],
 )
-def test_one_pair(capsys, arguments, code, said):
+def test_a_pair_is_graded_and_explained(capsys, arguments, code, verdict):
     assert main(arguments) == code
     printed = lines(capsys.readouterr().out)
-    assert said.items() <= printed.items()
+    assert printed["right"] == str(code == 0)
+    assert f"{printed['status']} {printed['extracted']} {printed['stage']}" == verdict
     assert printed["why"]
     assert float(printed["ms"]) > 0
 
@@ -66,19 +68,10 @@ def test_a_file_is_graded_as_in_training(capsys, tmp_path):
     graded = [json.loads(line) for line in out.read_text().splitlines()]
     assert [{key: row[key] for key in before} for row, before in zip(graded, ROWS, strict=True)] == ROWS
     assert [row["right"] for row in graded] == [True, True, False, False, False, False]
-    verifier = MathVerifier()
-    samples = [
-        sample_of("18", "So #### 18"),
-        sample_of(r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}"),
-        sample_of("5", r"\boxed{2+3}"),
-        sample_of("7", ROWS[3]["completion"]),
-        sample_of("7", r"\boxed{7}", prompt="q <think>"),
-        sample_of(r"\frac{", r"\boxed{1}"),
-    ]
-    result = verifier(samples)
-    verifier.close()
+    assert [row["status"] for row in graded] == ["ok", "ok", "ok", "ok", "no_answer", "gold_bad"]
+    with closing(MathVerifier()) as verifier:
+        result = verifier([read_row(json.dumps(row), "")[1] for row in ROWS])
     assert result.status == [row["status"] for row in graded]
-    assert result.status == ["ok", "ok", "ok", "ok", "no_answer", "gold_bad"]
     assert [value == 1.0 for value in result.value] == [row["right"] for row in graded]
 
 

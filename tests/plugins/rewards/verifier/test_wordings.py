@@ -1,55 +1,12 @@
-"""Answers in words: numbers, sentences, choices, units; `cases.jsonl` has more of each, with wrong twins."""
+"""Words and units; `readings.jsonl` and `cases.jsonl` have more of each, with wrong twins."""
 
 from fractions import Fraction
 
 import pytest
 
-from grpo_lightning.plugins.rewards.verifier.number_words import in_digits
-from grpo_lightning.plugins.rewards.verifier.numbers import exact
-from grpo_lightning.plugins.rewards.verifier.question import choices_in, words_of
 from grpo_lightning.plugins.rewards.verifier.sentences import read_sentence
-from grpo_lightning.plugins.rewards.verifier.tokens import tokenize
 from grpo_lightning.plugins.rewards.verifier.units import UNITS, conversion
 from grpo_lightning.plugins.rewards.verifier.words import changes
-
-QUESTION = (
-    "Tom picks 12 apples in 4 weeks and Jane's 7 ducks eat some. How many more does he pick than Jane in 4 weeks?"
-)
-
-
-NUMBERS_IN_WORDS = [
-    ("thirty-six", "36"), ("Forty two", "42"), ("two hundred and five", "205"),
-    ("two thousand three hundred forty-one", "2341"), ("nineteen hundred", "1900"), ("two million and six", "2000006"),
-    ("a dozen eggs", "12 eggs"), ("two dozen", "24"), ("a hundred", "100"),
-    ("two thirds", "2 / 3"), ("three-quarters", "3 / 4"), ("one and a half", "1 1 / 2"), ("minus three", "- 3"),
-    ("seven eleven", "7 11"), ("twenty twenty", "20 20"), ("five million", "5000000"), ("5 million", "5 million"),
-    ("7 dozen", "7 dozen"), ("two, three and four", "2 , 3 and 4"), ("each one", "each one"),
-    ("12 three-digit numbers", "12 three-digit numbers"), ("204_{five}", "204 _ { five }"), ("thousands", "thousands"),
-    ("six million thousand", "6000000 thousand"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "digits"), NUMBERS_IN_WORDS)
-def test_numbers_in_words(text, digits):
-    assert " ".join(token.text for token in in_digits(tokenize(rf"\text{{{text}}}" if "_" not in text else text))) in (
-        digits,
-        digits.replace("five }", "f i v e }"),
-    )
-
-
-SENTENCES = [
-    ("Tom picks 5 more apples than Jane", 5), ("So he picks 5 in 4 weeks", 5), ("Tom picks 12 - 7 = 5 more", 5),
-    ("12 apples - 7 apples = 5 apples", 5), (r"\text{Tom picks 5 more}", 5), ("5 (12 apples - 7)", 5),
-    ("12 (5 apples and 7 ducks)", 12), ("84: 7 ducks in each of 12 weeks", 84), ("about 5", 5), ("Tom picks five", 5),
-    ("Tom picks a dozen", 12),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "value"), SENTENCES)
-def test_one_number_in_a_sentence(text, value):
-    claim = read_sentence(text, words_of(QUESTION), QUESTION)
-    assert claim is not None
-    assert exact(claim.items[0].chain[2][-1]) == value
 
 
 @pytest.mark.parametrize("word", ["not", "or", "maybe", "almost", "twice", "guess", "unless", "wrong", "least", "half"])
@@ -57,25 +14,6 @@ def test_what_takes_a_value_back_is_never_allowed(word):
     text = f"Tom {word} 5 apples"
     assert read_sentence(text, frozenset()) is None
     assert not changes(["apples", "picked", "zork"])
-
-
-@pytest.mark.parametrize(
-    ("question", "choices"),
-    [
-        ("What is it? (A) 3 (B) 5, (C) 6", {"A": "3", "B": "5", "C": "6"}),
-        (
-            r"Which? $\textbf{(A)}\ \frac12\qquad\textbf{(B)}\ 5\qquad\textbf{(C)}\ x^2$",
-            {"A": r"\frac12", "B": "5", "C": "x^2"},
-        ),
-        ("Who?\nA. Tom\nB. Jane\n\nGive the letter.", {"A": "Tom", "B": "Jane"}),
-        ("Who?\nA) Tom\nB) Jane", {"A": "Tom", "B": "Jane"}),
-        ("In triangle (A) and (C)", {}),
-        ("Let A. be a set.", {}),
-        ("", {}),
-    ],
-)
-def test_choices_of_a_question(question, choices):
-    assert choices_in(question) == choices
 
 
 def test_units_convert():

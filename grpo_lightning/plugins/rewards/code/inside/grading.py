@@ -31,24 +31,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 jail: Any = importlib.import_module("jail")
 del sys.path[0]
 
-PATIENCE = 60.0  # seconds beside those of a test, in which a busy machine must run it
-GRADER_SHARE = 0.75  # of a test's CPU seconds, that the test itself may take here
+PATIENCE = 60.0
+"""Seconds beside the limit of a test in which a busy machine must run it."""
+GRADER_FRACTION = 0.75
+"""The fraction of a test's CPU seconds that the test itself may take in this process."""
 NOT_RAISED = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
 """Exceptions of a program that are not raised in a test: they would end its loops, and so pass it, or hold others."""
-MAX_ANSWER, MAX_DIGITS = 1 << 26, 100_000  # bytes, and digits of a number
+MAX_ANSWER, MAX_DIGITS = 1 << 26, 100_000
+"""Bytes of an answer, and digits of a number."""
 NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What reading raises where a program has written in the place of the jail."""
 
 
 class Ended(BaseException):
-    """The program gives no value: status, and why. No `except Exception` of a test takes it for an answer."""
+    """The program gives no value: a status and the reason. No `except Exception` of a test takes it for an answer."""
 
 
 class Program:
-    """A program in its jail. With process 1 of its namespaces all that it has started ends."""
+    """A program in its jail. With process 1 of its namespaces every process of the program ends."""
 
     def __init__(self, source: str, limits: dict[str, Any], folder: str) -> None:
-        self.channel, other = socket.socketpair()
+        self.channel, jail_end = socket.socketpair()
         self.channel.settimeout(20 * limits["seconds"] + PATIENCE)
         self.answers = self.channel.makefile("rb")
         self.source = source
@@ -58,13 +61,13 @@ class Program:
         """Why the jail failed, which no test may take for a failure of the program."""
         command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", jail.__file__]
         variables = {"PYTHONHASHSEED": "0", "PYTHONINTMAXSTRDIGITS": f"{MAX_DIGITS}"}
-        with other:
+        with jail_end:
             self.process = subprocess.Popen(
-                command, stdin=other.fileno(), stdout=other.fileno(), cwd=folder, env=variables
+                command, stdin=jail_end.fileno(), stdout=jail_end.fileno(), cwd=folder, env=variables
             )
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the jail, and with it the program."""
         self.process.terminate()
         self.process.wait()
         self.channel.close()
@@ -74,7 +77,7 @@ class Program:
         """Begins a test, which has limits of its own."""
         self.is_new_test = True
         # Not a handler: what takes long may be one operation of Python's. The pool sees why this process has ended.
-        signal.setitimer(signal.ITIMER_PROF, GRADER_SHARE * self.seconds)
+        signal.setitimer(signal.ITIMER_PROF, GRADER_FRACTION * self.seconds)
         try:
             yield
         finally:
@@ -88,13 +91,13 @@ class Program:
         return reply
 
     def ask(self, what: str, text: str) -> tuple[str, str]:
-        """The jail's answer: a status, and what the program printed or what went wrong."""
+        """Returns the jail's answer: a status, and the text that the program printed or what went wrong."""
         is_new_test = self.is_new_test
         self.is_new_test = False
         return self.answer(what, text, is_new_test)
 
     def answer(self, *request: Any) -> tuple[str, str]:
-        """The answer to a request. Raises Ended where there is none."""
+        """Returns the answer to a request. Raises Ended where there is none."""
         try:
             self.channel.sendall(json.dumps(request).encode() + b"\n")
             status, text = json.loads(self.answers.readline(MAX_ANSWER))
@@ -106,12 +109,13 @@ class Program:
         return str(status), str(text)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """What a function of the program returns. Raises Python's own exception that it raises."""
+        """Calls a function of the program; returns its value, or raises the exception of Python's that it raised."""
         reply = self.value("call", jail.plain([name, args, kwargs]))
         try:
             if "raised" not in reply:
                 return jail.value_of(reply["value"])
-            kind, message = getattr(builtins, reply["raised"]), str(reply["text"])
+            kind = getattr(builtins, reply["raised"])
+            message = str(reply["text"])
         except NONSENSE as error:
             raise Ended("crash", "no answer") from error
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
@@ -126,7 +130,7 @@ class Program:
         raise raised
 
     def defines(self, names: list[str]) -> list[str]:
-        """Those of some names that the program defines."""
+        """Returns the names of a list that the program defines."""
         try:
             defined = {str(name) for name in self.value("names", names)}
         except TypeError as error:
@@ -134,7 +138,7 @@ class Program:
         return [name for name in names if name in defined]
 
     def value(self, what: str, request: Any) -> Any:
-        """The jail's answer to a request, as a value of JSON."""
+        """Returns the jail's answer to a request, as a value of JSON."""
         status, text = self.ask(what, json.dumps(request))
         if status != "ok":
             raise Ended(status, text)
@@ -145,24 +149,25 @@ class Program:
 
 
 def last_fence(text: str) -> str | None:
-    """The program in the last fence of a text, unless that is open."""
-    parts = re.split(r"^[ \t]*```.*\n?", text, flags=re.MULTILINE)
-    return parts[-2] if len(parts) > 1 and len(parts) % 2 else None
+    """Returns the program in the last fence of a text, unless that is open."""
+    # Around closed fences the text has an odd number of pieces.
+    pieces = re.split(r"^[ \t]*```.*\n?", text, flags=re.MULTILINE)
+    return pieces[-2] if len(pieces) > 1 and len(pieces) % 2 else None
 
 
 def run_one(program: Program, test: Any) -> tuple[str, str]:
-    """Status of a test, and what went wrong."""
+    """Returns the status of a test, and what went wrong."""
     try:
         if isinstance(test, dict):
             status, output = program.ask("run", test["stdin"])
             if status != "ok":
                 return status, output
-            # White space at the ends of lines, and at that of the whole, does not count.
+            # White space at the ends of lines, and at the end of the output, does not count.
             actual, expected = (
                 [line.rstrip() for line in text.rstrip().splitlines()] for text in (output, test["stdout"])
             )
-            why = f"printed {output[-200:]!r} for {test['stdin'][:100]!r}"
-            return ("ok", "") if actual == expected else ("wrong", why)
+            note = f"printed {output[-200:]!r} for {test['stdin'][:100]!r}"
+            return ("ok", "") if actual == expected else ("wrong", note)
         exec(test, {name: partial(program.call, name) for name in names_of_program(test, program)})
     except AssertionError:
         return "wrong", test.strip().splitlines()[-1][:300]
@@ -174,10 +179,10 @@ def run_one(program: Program, test: Any) -> tuple[str, str]:
 
 
 def names_of_program(test: str, program: Program) -> list[str]:
-    """The names in a test that are functions of the program. Raises NameError if there are none.
+    """Returns the names in a test that are functions of the program. Raises NameError if there are none.
 
-    They are those that neither the test nor Python has: what a program calls `sorted` is not what its test means by it.
-    But where a test calls nothing else, its subject has a name of Python's, and the program must define it.
+    Neither the test nor Python has these names: what a program calls `sorted` is not what its test means by it. But
+    where a test calls nothing else, its subject has a name of Python's, and the program must define it.
     """
     tree = ast.parse(test)
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -193,7 +198,7 @@ def names_of_program(test: str, program: Program) -> list[str]:
 
 
 def names_bound(tree: ast.AST) -> set[str]:
-    """The names that a test gives to something itself."""
+    """Returns the names that a test binds itself."""
     bound = set[str]()
     for node in ast.walk(tree):
         match node:
@@ -201,15 +206,15 @@ def names_bound(tree: ast.AST) -> set[str]:
                 bound.add(name)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 bound.add(name)
-            case ast.alias(name=name, asname=other_name):
-                bound.add(other_name or name.partition(".")[0])
+            case ast.alias(name=name, asname=alias):
+                bound.add(alias or name.partition(".")[0])
     return bound
 
 
 def subjects_of(tree: ast.AST, names: set[str]) -> list[str]:
-    """The functions among some names that a test may be about: it calls them on values in which no other is called.
+    """Returns the functions of some names that a test may be about: it calls them on values that call no other.
 
-    Where it calls none so, they are those that it hands to a function.
+    Where it calls none so, they are the names that it hands to a function.
     """
 
     def inside(node: ast.AST) -> set[str]:
@@ -219,58 +224,60 @@ def subjects_of(tree: ast.AST, names: set[str]) -> list[str]:
     called = {
         call.func.id
         for call in calls
-        if isinstance(call.func, ast.Name) and not any(map(inside, [*call.args, *(one.value for one in call.keywords)]))
+        if isinstance(call.func, ast.Name)
+        and not any(map(inside, [*call.args, *(keyword.value for keyword in call.keywords)]))
     }
     handed = {argument.id for call in calls for argument in call.args if isinstance(argument, ast.Name)}
     return sorted(called & names or handed & names)
 
 
-def run_all(program: Program, tests: list[Any], whole: bool) -> list[tuple[str, str]]:
-    """Statuses of tests, run in an order that depends on the program."""
-    found = [("not_run", "")] * len(tests)
+def run_all(program: Program, tests: list[Any], all_must_pass: bool) -> list[tuple[str, str]]:
+    """Returns the statuses of tests, which run in an order that depends on the program."""
+    statuses = [("not_run", "")] * len(tests)
     for index in random.Random(program.source).sample(range(len(tests)), len(tests)):
         with program.test():
-            found[index] = run_one(program, tests[index])
-        if found[index][0] == "crash" or (whole and found[index][0] != "ok"):
+            statuses[index] = run_one(program, tests[index])
+        if statuses[index][0] == "crash" or (all_must_pass and statuses[index][0] != "ok"):
             break
-    return found
+    return statuses
 
 
-def run_pytest(program: Program, text: str, whole: bool) -> list[tuple[str, str]]:
-    """Statuses of the tests of a pytest file, which imports the program as `solution`."""
+def run_pytest(program: Program, text: str, all_must_pass: bool) -> list[tuple[str, str]]:
+    """Returns the statuses of the tests of a pytest file, which imports the program as `solution`."""
     import pytest
 
-    current = contextlib.ExitStack()  # the test that runs
-    found: dict[str, tuple[str, str]] = {}
+    running_test = contextlib.ExitStack()
+    statuses: dict[str, tuple[str, str]] = {}
 
+    # An attribute of `solution` is a function of the program.
     def function(name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
         return partial(program.call, name)
 
+    # Collecting has a limit of time, and each test; a test that never began has status `crash`.
     class Plugin:
         def pytest_collection(self) -> None:
-            current.enter_context(program.test())
+            running_test.enter_context(program.test())
 
         def pytest_collection_finish(self) -> None:
-            current.close()
+            running_test.close()
 
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-            found.update((item.nodeid, ("crash", "not run")) for item in items)
+            statuses.update((item.nodeid, ("crash", "not run")) for item in items)
             random.Random(program.source).shuffle(items)
 
         def pytest_runtest_logstart(self) -> None:
-            current.close()
-            current.enter_context(program.test())
+            running_test.enter_context(program.test())
 
         def pytest_runtest_logfinish(self) -> None:
-            current.close()
+            running_test.close()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when == "call" or report.failed:
                 lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
-                why = f"{report.nodeid.split('::', 1)[-1]}: {''.join(lines[:1])[:300]}"
-                found[report.nodeid] = ("ok", "") if report.passed else ("wrong", why)
+                note = f"{report.nodeid.split('::', 1)[-1]}: {''.join(lines[:1])[:300]}"
+                statuses[report.nodeid] = ("ok", "") if report.passed else ("wrong", note)
 
     solution: Any = ModuleType("solution")
     sys.modules["solution"], solution.__getattr__ = solution, function
@@ -280,30 +287,30 @@ def run_pytest(program: Program, text: str, whole: bool) -> list[tuple[str, str]
         path = Path(folder) / "test_program.py"
         path.write_text(text, encoding="utf-8")
         quiet = ["-q", "-s", "-p", "no:cacheprovider", "--rootdir", folder, "-c", os.devnull]
-        with current:
-            pytest.main([str(path), *quiet, *(["-x"] if whole else [])], plugins=[Plugin()])
-    failed = any(status not in ("ok", "crash") for status, _ in found.values())
-    if failed:
-        found = {name: ("not_run", "") if pair == ("crash", "not run") else pair for name, pair in found.items()}
-    return [*found.values()] or [("error", "pytest found no test that can begin")]
+        with running_test:
+            pytest.main([str(path), *quiet, *(["-x"] if all_must_pass else [])], plugins=[Plugin()])
+    # What did not run because another test failed is no crash.
+    if any(status not in ("ok", "crash") for status, _ in statuses.values()):
+        statuses = {name: ("not_run", "") if pair == ("crash", "not run") else pair for name, pair in statuses.items()}
+    return [*statuses.values()] or [("error", "pytest found no test that can begin")]
 
 
-def grade(text: str, tests: Any, limits: dict[str, Any], whole: bool) -> list[tuple[str, str]]:
-    """Statuses of an answer's tests, each with what went wrong; none without a program, the answer's last fence.
+def grade(text: str, tests: Any, limits: dict[str, Any], all_must_pass: bool) -> list[tuple[str, str]]:
+    """Returns the statuses of an answer's tests, each with what went wrong; none without a program.
 
-    Tests are a pytest file, or a list of asserts, as text, and of dicts with `stdin` and `stdout`. With `whole`, all
-    must pass: the first that fails is the last.
+    The program is in the answer's last fence. Tests are a pytest file, or a list of asserts, as text, and of dicts with
+    `stdin` and `stdout`. With `all_must_pass` the first test that fails is the last.
     """
     source = last_fence(text)
     if source is None:
         return []
-    sys.set_int_max_str_digits(MAX_DIGITS)  # of this worker: whoever only imports the file keeps their own
+    sys.set_int_max_str_digits(MAX_DIGITS)  # not on import, which would change it for other processes
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Program(source, limits, folder)) as program:
         try:
             status, text = program.begin(limits)
             if status != "ok":
                 return [(status, text)]
-            graded = run_pytest(program, tests, whole) if isinstance(tests, str) else run_all(program, tests, whole)
+            graded = (run_pytest if isinstance(tests, str) else run_all)(program, tests, all_must_pass)
         except Ended as error:
             graded = [(error.args[0], error.args[1])]
         if program.failure:

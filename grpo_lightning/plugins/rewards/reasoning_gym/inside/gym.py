@@ -21,14 +21,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def entries(dataset: dict[str, Any], start: int, stop: int) -> list[tuple[str, str]]:
-    """Questions and answers of the entries from `start` to `stop - 1` of the dataset with these arguments."""
+    """Returns questions and answers of the entries from `start` to `stop - 1` of the dataset with these arguments."""
     generator = _generator(json.dumps(dataset, sort_keys=True))
-    found = [generator[index] for index in range(start, stop)]
-    return [(entry["question"], "" if entry["answer"] is None else str(entry["answer"])) for entry in found]
+    in_range = [generator[index] for index in range(start, stop)]
+    return [(entry["question"], "" if entry["answer"] is None else str(entry["answer"])) for entry in in_range]
 
 
 def score(dataset: dict[str, Any], index: int, question: str, answer: str) -> float:
-    """The score of `answer` by the generator that made the question, which must still be that of the entry."""
+    """Returns the score of `answer` by the generator that made the question, which must still make the same one."""
     key = json.dumps(dataset, sort_keys=True)
     entry = _entry(key, index)
     if entry["question"] != question:
@@ -38,8 +38,9 @@ def score(dataset: dict[str, Any], index: int, question: str, answer: str) -> fl
 
 @lru_cache(maxsize=64)
 def _generator(key: str) -> Any:
-    asked = json.loads(key)
-    return reasoning_gym.create_dataset(asked["name"], **asked["config"], size=asked["size"], seed=asked["seed"])
+    dataset = json.loads(key)
+    settings = dataset["config"]
+    return reasoning_gym.create_dataset(dataset["name"], **settings, size=dataset["size"], seed=dataset["seed"])
 
 
 @lru_cache(maxsize=256)
@@ -48,7 +49,7 @@ def _entry(key: str, index: int) -> dict[str, Any]:
 
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raises on what a scorer must not do: an audit hook (PEP 578)."""
+    """Raises PermissionError on an event that a scorer must not cause: an audit hook (PEP 578)."""
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
     if writes or (event.startswith(_REFUSED) and event not in _ALLOWED):
         raise PermissionError(f"a scorer of reasoning-gym may not do {event}")
