@@ -45,7 +45,7 @@ def one_step(
     rollouts = grpo.Rollouts.from_lists(
         [prompt.token_ids for prompt in prompts], prompt_of, token_ids, temperature=SAMPLING.temperature
     )
-    rollouts.advantage = rollouts.spread(grpo.GroupStd()(reward, rollouts.group))
+    rollouts.advantage = rollouts.per_token(grpo.GroupStd()(reward, rollouts.group))
     # The weight of each token in the average is fixed before the passes. Here it is 1 / (B |o_i|).
     objective = grpo.Objective(beta=0.04)
     size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)

@@ -47,7 +47,7 @@ def prepare(
     check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)
     packer = Packer(parts.policy, max_tokens, rollouts.temperature)
 
-    # What needs no log-probs: entropy ranks, usually Â, and the factors of the masks, which may read the other two.
+    # Columns that need no log-probs: entropy ranks, usually Â, and columns of the masks, which may read the other two.
     advantage_reads_logp = objective.reward_kl is not None or bool(parts.advantage.reads)
     if any(mask.reads_entropy for mask in objective.masks):
         rollouts = rollouts.with_columns({ENTROPY_RANK: packer.entropy_rank(rollouts)})
@@ -56,7 +56,7 @@ def prepare(
     for mask in objective.masks:
         rollouts = rollouts.with_columns(mask.prepare(rollouts))
 
-    # The weight of each token, and the rows of each micro-batch.
+    # The weight of each token, and the rows of each micro-batch. Rows without Â are dropped if nothing else moves them.
     drops_rows = objective.learns_from_advantage_alone and not advantage_reads_logp
     minibatch_of_row = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
     weight, rows_of_micro_batches = cut_minibatches(
@@ -82,7 +82,7 @@ def prepare(
             )
             rollouts = rollouts.with_columns({"ref_logp": ref_logp})
 
-    # What needs log-probs: Â otherwise, and the columns of surrogate and correction.
+    # Columns that need log-probs: sometimes Â, and columns of the surrogate and of the correction.
     if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
@@ -90,11 +90,12 @@ def prepare(
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
-    """[N] Â of every token (line 9), from rewards that include the KL penalty where there is one."""
+    """[N] float32 Â of every token (line 9), from rewards that include the KL penalty where there is one."""
     rewards.columns = {name: rollouts.columns[name] for name in parts.advantage.reads}
     if (penalty := parts.objective.reward_kl) is not None:
         rewards = penalty(rewards, rollouts)
-    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and takes that of its tokens.
+
+    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and takes Â of its tokens.
     rewards_of_ranks = ranks.gather(rewards)
     tokens_of_ranks = [int(rank_rewards.lengths.sum()) for rank_rewards in rewards_of_ranks]
     advantage = parts.advantage.per_token(RewardBatch.concat(rewards_of_ranks))

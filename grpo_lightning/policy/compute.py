@@ -77,9 +77,9 @@ class PaddedRows(Layout):
         prompt_tokens = ragged.take(sizes.group, sizes.prompt_lengths)
         index[ragged.segments(prompt_lengths), ragged.positions(prompt_lengths)] = prompt_tokens
         row = ragged.segments(lengths)
-        position = ragged.spread(prompt_lengths, lengths) + ragged.positions(lengths)
+        position = ragged.per_element(prompt_lengths, lengths) + ragged.positions(lengths)
         index[row, position] = int(sizes.prompt_lengths.sum()) + sizes.order
-        before = (row * width + position - 1)[sizes.drawn]
+        before = (row * width + position - 1)[sizes.sampled]
         # A copy that blocks would wait until the device has done the work of earlier packs.
         return cls(before.to(device, non_blocking=True), index[:, :-1].to(device, non_blocking=True))
 

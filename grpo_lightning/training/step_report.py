@@ -86,7 +86,7 @@ class StepReport(Callback):
         everyone = own.gather()
         # Whoever reads the last value of one must not find that of an earlier step.
         absent = [name for name in self._rates if name.split("/")[1] in exploration.scores.results]
-        metrics = dict.fromkeys(absent, 0.0) | everyone.metrics() | step.learned
+        metrics = dict.fromkeys(absent, 0.0) | everyone.metrics() | step.metrics
         remarks = everyone.remarks(step.passes, not pl_module.objective.learns_from_advantage_alone)
         self.remarks.update(remarks)
         made, rule = sum(is_made for is_made, _ in step.updates), step.passes.ended_by

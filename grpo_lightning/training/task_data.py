@@ -279,7 +279,7 @@ class TaskData(L.LightningDataModule, Observer):
         for sample, value in zip(exploration.samples, exploration.scores.main.value, strict=True):
             own.setdefault(sample.prompt.id, []).append(value)
         everyone = {id: values for rewards in ranks.gather(own) for id, values in rewards.items()}
-        exploration.metrics |= self.order.observe({id: everyone[id] for id in sorted(everyone)})
+        step.metrics |= self.order.observe({id: everyone[id] for id in sorted(everyone)})
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the order, where it has one."""

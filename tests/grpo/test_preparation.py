@@ -218,7 +218,7 @@ def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach
     # The first tokens of a group have equal entropies but for rounding, and so may change ranks.
     assert rollouts.columns[ENTROPY_RANK].tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
     for micro_batch in rollouts_in(micro_batches):
-        stays = ~micro_batch.spread(micro_batch.truncated) & (micro_batch.columns[ENTROPY_RANK] >= 0.5)
+        stays = ~micro_batch.per_token(micro_batch.truncated) & (micro_batch.columns[ENTROPY_RANK] >= 0.5)
         assert torch.equal(micro_batch.weight != 0, stays) and stays.any() and not stays.all()
 
 

@@ -21,7 +21,7 @@ from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.entropy import EntropyBonus
 from grpo_lightning.maths.filters import TokenMask
 from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.ragged import per_element
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import StopRule
@@ -163,7 +163,7 @@ def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
     batch = RewardBatch(reward[None], torch.ones(1, dtype=torch.float64), group, lengths, [steps])
     result = estimator.per_token(batch)
     assert result.isfinite().all()
-    close(result, spread(estimator(reward, group), lengths))
+    close(result, per_element(estimator(reward, group), lengths))
 
 
 # Surrogates

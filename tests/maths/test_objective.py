@@ -7,7 +7,7 @@ from helpers.contracts import needs
 from helpers.tiny import rollouts_of, rows_of
 from torch import Tensor
 
-from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, Truncated, spread
+from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, Truncated, per_element
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import TokenMask
@@ -27,7 +27,7 @@ def random_rollouts(seed: int) -> tuple[Rollouts, Tensor]:
     """Rollouts weighted by GRPO's averages, and log π_θ a little away from log π_old."""
     rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 2], group=GROUP, seed=seed)
     batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
-    rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
+    rollouts.weight = per_element(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     generator = torch.Generator().manual_seed(100 + seed)
     logp = rollouts.old_logp + 0.3 * torch.randn(rollouts.num_tokens, generator=generator)
     return rollouts, logp.requires_grad_()
@@ -219,7 +219,7 @@ def test_a_mask_leaves_the_gradients_of_other_tokens_as_they_are(seed):
     masked = Objective(beta=0.04, masks=[Truncated(), TopEntropy(0.7)])
     rollouts.weight = masked.token_weight(rollouts, batch)
     _, gradient, diagnostics = evaluate(masked, logp, rollouts)
-    stays = (rollouts.columns["entropy_rank"] >= 0.3) & ~spread(rollouts.truncated, rollouts.lengths)
+    stays = (rollouts.columns["entropy_rank"] >= 0.3) & ~per_element(rollouts.truncated, rollouts.lengths)
     assert 0 < int(stays.sum()) < rollouts.num_tokens
     assert gradient[stays].equal(whole[stays])
     assert not gradient[~stays].any()

@@ -24,7 +24,7 @@ def sizes(segments: list[list[int]]) -> torch.Tensor:
 def test_starts_spread_and_positions_by_hand():
     lengths = torch.tensor([3, 0, 1, 2])
     assert ragged.starts(lengths).tolist() == [0, 3, 3, 4]
-    assert ragged.spread(torch.tensor([7, 8, 9, 5]), lengths).tolist() == [7, 7, 7, 9, 5, 5]
+    assert ragged.per_element(torch.tensor([7, 8, 9, 5]), lengths).tolist() == [7, 7, 7, 9, 5, 5]
     assert ragged.positions(lengths).tolist() == [0, 1, 2, 0, 0, 1]
     assert ragged.segments(lengths).tolist() == [0, 0, 0, 2, 3, 3]
 
@@ -46,7 +46,7 @@ def test_segment_mean_by_hand():
 def test_no_segments_at_all():
     none, nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
     assert ragged.starts(none).shape == ragged.positions(none).shape == (0,)
-    assert ragged.spread(nothing, none).shape == ragged.segment_mean(nothing, none).shape == (0,)
+    assert ragged.per_element(nothing, none).shape == ragged.segment_mean(nothing, none).shape == (0,)
     assert ragged.segment_sum(nothing, none, 0).shape == (0,)
     assert ragged.pad(nothing, none).shape == (0, 0)
 

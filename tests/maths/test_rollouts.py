@@ -99,7 +99,7 @@ def test_concat_with_nobody_changes_nothing(index, given):
 
 def test_concat_of_some_with_context_and_some_without():
     plain = Rollouts.from_lists([[1]], [0, 0], [[7], [8, 9]])
-    given = Rollouts.from_lists([[2]], [0], [[4, 5, 6]], drawn=[[True, False, True]])
+    given = Rollouts.from_lists([[2]], [0], [[4, 5, 6]], is_sampled=[[True, False, True]])
     both = Rollouts.concat([plain, given, plain])
     assert both.token_ids.tolist() == [7, 8, 9, 4, 6, 7, 8, 9]
     assert both.lengths.tolist() == [1, 2, 2, 1, 2]
@@ -120,7 +120,7 @@ def test_given_tokens_lie_beside_the_drawn_ones():
         prompts=[[1, 2], [3]],
         group=[1, 0, 1],
         completions=[[10, 20, 11, 21, 22], [12], [23, 13, 14, 24]],
-        drawn=[[True, False, True, False, False], [True], [False, True, True, False]],
+        is_sampled=[[True, False, True, False, False], [True], [False, True, True, False]],
     )
     assert rollouts.token_ids.tolist() == [10, 11, 12, 13, 14]
     assert (rollouts.num_tokens, rollouts.lengths.tolist()) == (5, [2, 1, 2])
@@ -131,17 +131,17 @@ def test_given_tokens_lie_beside_the_drawn_ones():
     sizes = rollouts.sizes
     assert sizes.completion_lengths.tolist() == [5, 1, 4]
     assert sizes.sequence_lengths.tolist() == [6, 3, 5]
-    assert sizes.drawn.tolist() == [0, 2, 5, 7, 8]
+    assert sizes.sampled.tolist() == [0, 2, 5, 7, 8]
     completions = torch.cat([rollouts.token_ids, rollouts.context.ids])[sizes.order]
     assert completions.tolist() == [10, 20, 11, 21, 22, 12, 23, 13, 14, 24]
     # What is known of tokens is known of drawn ones.
     assert rollouts.advantage.shape == rollouts.weight.shape == (5,)
-    assert rollouts.spread(torch.tensor([1, 2, 3])).tolist() == [1, 1, 2, 3, 3]
+    assert rollouts.per_token(torch.tensor([1, 2, 3])).tolist() == [1, 1, 2, 3, 3]
 
 
 def test_packs_count_context():
     lists = [[1]], [0, 0], [[7, 8, 9, 10], [11, 12, 13, 14]]
-    given = Rollouts.from_lists(*lists, drawn=[[True, False, False, True], [True, False, False, False]])
+    given = Rollouts.from_lists(*lists, is_sampled=[[True, False, False, True], [True, False, False, False]])
     assert len(given.micro_batches(8)) == 2
     assert len(given.micro_batches(10)) == 1
     # The prompt once, then 4 tokens twice.
@@ -152,7 +152,7 @@ def test_packs_count_context():
 @pytest.mark.parametrize("drawn", [[[False, False]], [[True]], [[True, False, True]]])
 def test_a_completion_has_a_drawn_token_and_a_flag_per_token(drawn):
     with pytest.raises(AssertionError):
-        Rollouts.from_lists([[1]], [0], [[7, 8]], drawn=drawn)
+        Rollouts.from_lists([[1]], [0], [[7, 8]], is_sampled=drawn)
 
 
 def test_to_moves_every_tensor_and_keeps_dtypes():

@@ -95,7 +95,7 @@ def summarise(exploration: Exploration) -> list[GroupSummary]:
         push *= -rollouts.sampler_logp.double().expm1()
     per_row = [float(part.sum()) for part in push.split(rollouts.lengths.tolist())]
     found: dict[int, tuple[list[float], list[float]]] = {}
-    rows, begins = rollouts.row.tolist(), rollouts.begins.tolist()
+    rows, begins = rollouts.row.tolist(), rollouts.is_first_row.tolist()
     for row, is_new, pushed, prompt_id in zip(rows, begins, per_row, exploration.prompt_ids, strict=True):
         rewards, pushes = found.setdefault(prompt_id, ([], []))
         rewards += [total[row]] if is_new and not math.isnan(total[row]) else []

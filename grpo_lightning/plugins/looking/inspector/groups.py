@@ -44,7 +44,7 @@ class Row:
         for index, (length, number) in enumerate(zip(rollouts.lengths.tolist(), rollouts.row.tolist(), strict=True)):
             one, start, end = rollouts.select(torch.tensor([index])), end, end + length
             ids = torch.cat([one.token_ids, one.context.ids]) if one.context else one.token_ids
-            drawn = one.sizes.drawn.numpy()
+            drawn = one.sizes.sampled.numpy()
             yield cls(one, slice(start, end), ids[one.sizes.order].tolist(), drawn, seen.count(number))
             seen.append(number)
 

@@ -187,7 +187,7 @@ def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, floa
         push, counts = weight * rollouts.advantage, weight != 0
         total[0] += torch.stack([push.abs()[change * push > 0].sum(), push.abs().sum()]).cpu()
         # NaN, where the reward that decides failed, is neither right nor wrong.
-        judged = rollouts.spread(torch.tensor([value[row] for row in rollouts.row.tolist()], device=after.device))
+        judged = rollouts.per_token(torch.tensor([value[row] for row in rollouts.row.tolist()], device=after.device))
         for index, own in ((1, judged > RIGHT_ABOVE), (2, judged <= RIGHT_ABOVE)):
             total[index] += torch.stack([change[counts & own].sum(), (counts & own).sum()]).cpu()
     everyone = ranks.gather(total)

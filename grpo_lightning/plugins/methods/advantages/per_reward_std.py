@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import GroupStd
-from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.ragged import per_element
 from grpo_lightning.maths.reward_batch import RewardBatch, weighted_sum
 from grpo_lightning.plugins.methods.advantages.batch_std import over_batch
 
@@ -33,4 +33,4 @@ class PerRewardStd(GroupStd):
             num_groups = int(group.max()) + 1
             by_reward = [estimate(value, group, num_groups) for value in rewards.value[:, valid]]
             advantage[valid] = over_batch(weighted_sum(rewards.weight, torch.stack(by_reward)), self.advantage_eps)
-        return spread(advantage.float(), rewards.lengths)
+        return per_element(advantage.float(), rewards.lengths)

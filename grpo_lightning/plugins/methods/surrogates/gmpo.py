@@ -28,7 +28,7 @@ class GMPO(Surrogate):
         advantage, lengths = rollouts.advantage, rollouts.lengths
         change = log_ratio(logp, old_logp)
         good, bad = (
-            rollouts.spread(segment_mean(bounded, lengths).exp())
+            rollouts.per_token(segment_mean(bounded, lengths).exp())
             for bounded in (change.clamp(max=self.log_clip), change.clamp(min=-self.log_clip))
         )
         return SurrogateResult(

@@ -32,7 +32,7 @@ class OffPolicyMask(Surrogate):
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
         result = self.surrogate(logp, old_logp, rollouts)
-        away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
+        away = rollouts.per_token(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
         masked = (away > self.threshold) & (rollouts.advantage < 0)
         result.value = torch.where(masked, 0.0, result.value)
         # Not in place: a surrogate without bounds gives the same tensor for all three.

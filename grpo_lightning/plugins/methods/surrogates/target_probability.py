@@ -108,6 +108,6 @@ class PrefixTree:
                 prefix = prefixes.setdefault((prefix, token), num_groups + len(prefixes))
                 prefix_of_token.append(prefix)
         # Given tokens are part of a prefix, but nobody tried them. The nodes of the drawn ones are numbered anew.
-        nodes, node = torch.tensor(prefix_of_token, dtype=torch.int64)[sizes.drawn].unique(return_inverse=True)
+        nodes, node = torch.tensor(prefix_of_token, dtype=torch.int64)[sizes.sampled].unique(return_inverse=True)
         parents = torch.tensor([parent for parent, _ in prefixes], dtype=torch.int64)
         return cls(node.to(device), parents[nodes - num_groups].to(device), num_groups + len(prefixes))

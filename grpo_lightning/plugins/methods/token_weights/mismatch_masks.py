@@ -44,7 +44,7 @@ class SequenceMask(Correction):
         self.low, self.high = around_one(low, high, "SequenceMask")
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-        return rollouts.spread(kept(sequence_ratio(log_ratio, rollouts), self.low, self.high))
+        return rollouts.per_token(kept(sequence_ratio(log_ratio, rollouts), self.low, self.high))
 
 
 class GeometricMask(Correction):
@@ -63,7 +63,7 @@ class GeometricMask(Correction):
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
         ratio = segment_mean(log_ratio, rollouts.lengths).exp()
-        return rollouts.spread((kept(ratio, self.low, self.high) > 0).float())
+        return rollouts.per_token((kept(ratio, self.low, self.high) > 0).float())
 
 
 class ProbabilityGap(Correction):
