@@ -77,19 +77,14 @@ class Explorer:
     """Scores samples by the rewards."""
     sampler: Sampler = field(default_factory=SingleTurn)
     """Leads the engine through one turn per sample, or through several with an environment."""
-    wait_for_source: Callable[[], None] | None = field(default=None, init=False)
-    """Waits until a source that samples ahead has paused; such a source sets it."""
+    settle: Callable[[], None] = lambda: None
+    """Waits until nothing is being sampled ahead. A source that samples ahead sets it."""
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""
         self.engine.close()
         self.scorer.close()
         self.sampler.close()
-
-    def settle(self) -> None:
-        """Waits until nothing is being sampled ahead, so that the engine is free."""
-        if self.wait_for_source is not None:
-            self.wait_for_source()
 
     def sample(
         self,

@@ -132,8 +132,9 @@ class GRPOLoop(Callback):
         """
         started = perf_counter()
         step_index = trainer.current_epoch
-        policy = pl_module.parts.policy
-        reference = pl_module.parts.reference
+        parts = pl_module.parts
+        policy = parts.policy
+        reference = parts.reference
 
         # The last step is released before the next one takes memory.
         self.step = None
@@ -146,7 +147,7 @@ class GRPOLoop(Callback):
                 reference.refresh(policy)
 
             # 6: π_old becomes π_θ. By default nothing is copied: π_old is known by the log-probs of `prepare`.
-            pl_module.parts.old_policy.refresh(policy)
+            parts.old_policy.refresh(policy)
 
             # 5, 7, 8: take a batch of questions, sample G outputs of each, and compute their rewards.
             exploration = self.source.next(step_index)
@@ -156,9 +157,7 @@ class GRPOLoop(Callback):
             explored = perf_counter()
 
             # 9: compute the advantages, and what line 11 needs: token weights, micro-batches, log-probs.
-            rollouts, micro_batches = prepare(
-                pl_module.parts, exploration, self.num_minibatches, self.mu, self.max_tokens
-            )
+            rollouts, micro_batches = prepare(parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
             seconds = {**exploration.seconds, "logp": perf_counter() - explored}
             exploration = replace(exploration, rollouts=rollouts, seconds=seconds)
 

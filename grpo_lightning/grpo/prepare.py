@@ -21,7 +21,6 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
 from grpo_lightning.policy.old_logp import old_policy_logp
 from grpo_lightning.policy.packer import Packer, Rows
-from grpo_lightning.policy.policy import Policy
 
 
 def prepare(
@@ -86,7 +85,7 @@ def prepare(
     if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
-    return rollouts, micro_batches_on_device(parts.policy, rollouts, packer, rows_of_micro_batches, num_unknown)
+    return rollouts, micro_batches_on_device(rollouts, packer, rows_of_micro_batches, num_unknown)
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
@@ -146,19 +145,21 @@ def cut_minibatches(
 
 
 def micro_batches_on_device(
-    policy: Policy, rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_unknown: int
+    rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_unknown: int
 ) -> list[list[MicroBatch]]:
     """Makes the micro-batches of each minibatch, the same number on every rank.
 
     The first `num_unknown` minibatches lack log π_old: their first update computes it.
     """
-    # An idle micro-batch fills up a rank that has fewer. It needs every column that any rank has.
+    # Idle micro-batches fill up a rank that has fewer. They need every column that any rank has.
     column_names = {name for names in ranks.gather({*rollouts.columns}) for name in names}
-    zero = torch.zeros(1, dtype=torch.float32, device=policy.device)
+    device = packer.policy.device
+    zero = torch.zeros(1, dtype=torch.float32, device=device)
     idle_micro_batch = packer.idle.with_columns(dict.fromkeys(column_names, zero))
+
     micro_batches: list[list[MicroBatch]] = []
     for index, rows_of_minibatch in enumerate(rows_of_micro_batches):
-        selected = [rollouts.select(rows).to(policy.device) for rows in rows_of_minibatch]
+        selected = [rollouts.select(rows).to(device) for rows in rows_of_minibatch]
         if index < num_unknown:
             selected = [micro_batch.with_columns({"old_logp": None}) for micro_batch in selected]
         num_idle = max(1, *ranks.gather(len(selected))) - len(selected)

@@ -69,7 +69,9 @@ def update(
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.scale) / machine.scale
     rank_total = sum(diagnostics[1:], diagnostics[0])
     total, (grad_norm,) = rank_total.reduce(machine.reduce).on_host(sharding.assembled(norm))
-    metrics_of_watchers = [watcher.metrics(machine.reduce) for watcher in watchers]
+    watched: dict[str, Tensor] = {}
+    for watcher in watchers:
+        watched |= watcher.metrics(machine.reduce)
 
     # 3. Guard. A gradient that is not finite moves nothing, and a stop rule may end the passes.
     is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
@@ -90,12 +92,10 @@ def update(
         machine.skip(total.objective, grad_norm)
 
     # 5. Log.
-    metrics = {**total.metrics(), **objective.entropy.metrics(), "optim/grad_norm": grad_norm}
+    metrics = total.metrics()
     if parts.reference is None:
         del metrics["policy/kl_ref"]
-    for metrics_of_watcher in metrics_of_watchers:
-        metrics |= metrics_of_watcher
-    return is_made, metrics
+    return is_made, {**metrics, **objective.entropy.metrics(), "optim/grad_norm": grad_norm, **watched}
 
 
 def objective_of(parts: Parts, micro_batch: MicroBatch) -> tuple[Tensor, tuple[MicroBatch, Diagnostics]]:

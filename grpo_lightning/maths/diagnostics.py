@@ -32,9 +32,9 @@ class Sums:
 
     def on_host(self, *extra: Tensor) -> tuple[Self, list[Tensor]]:
         """Copies these numbers and the numbers `extra` to the CPU in one transfer, so that a GPU is waited for once."""
-        values = list(torch.stack([*self.numbers, *(number.float() for number in extra)]).cpu())
-        num_fields = len(values) - len(extra)
-        return type(self)(*values[:num_fields]), values[num_fields:]
+        numbers = self.numbers
+        values = list(torch.stack([*numbers, *(number.float() for number in extra)]).cpu())
+        return type(self)(*values[: len(numbers)]), values[len(numbers) :]
 
 
 @dataclass

@@ -22,6 +22,8 @@ from grpo_lightning.types import require
 class Terms:
     """The terms of N tokens in J, before their weights."""
 
+    old_logp: Tensor
+    """[N] float32 log π_old; log π_θ, without gradient, while π_old is π_θ."""
     surrogate: SurrogateResult
     """The values of the surrogate, and which tokens are at a bound."""
     kl: Tensor
@@ -121,7 +123,7 @@ class Objective:
             total = total - self.beta * kl
         if self.entropy.coefficient > 0:
             total = total + self.entropy.coefficient * entropy
-        return Terms(surrogate, kl, total)
+        return Terms(old_logp, surrogate, kl, total)
 
     def __call__(
         self, logp: Tensor, entropy: Tensor, rollouts: Rollouts, divergence: Tensor | None = None
@@ -136,10 +138,10 @@ class Objective:
                 estimates it from log-probs.
         """
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
-        old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         terms = self.terms(logp, entropy, rollouts, divergence)
-        weight = rollouts.weight * self.factor(old_logp, rollouts)
+        weight = rollouts.weight * self.factor(terms.old_logp, rollouts)
         objective = (weight * terms.total).sum()
+        change = log_ratio(logp.detach(), terms.old_logp)
         return objective, Diagnostics.from_update(
-            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio(logp.detach(), old_logp)
+            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, change
         )

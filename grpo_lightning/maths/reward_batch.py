@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+from grpo_lightning.maths.ragged import starts
 
 EQUAL = 1e-9
 """Rewards that differ by at most this fraction of the larger reward are equal: sums round, 0.1 + 0.2 > 0.3."""
@@ -23,7 +24,7 @@ class SegmentRewards:
     """[S] float64, the reward of the segment."""
 
     @classmethod
-    def concat(cls, batches: Sequence["SegmentRewards | None"], first_rows: Sequence[int]) -> "SegmentRewards | None":
+    def concat(cls, batches: Sequence["SegmentRewards | None"], first_rows: Tensor) -> "SegmentRewards | None":
         """Concatenates segments of batches of completions, where `first_rows` is each batch's first completion."""
         pairs = [(batch, first_row) for batch, first_row in zip(batches, first_rows, strict=True) if batch]
         if not pairs:
@@ -67,15 +68,14 @@ class RewardBatch:
     @classmethod
     def concat(cls, batches: Sequence["RewardBatch"]) -> "RewardBatch":
         """Concatenates batches with the same rewards and different prompts."""
-        num_rows = [len(batch.group) for batch in batches]
-        num_groups = [int(batch.group.max()) + 1 if len(batch.group) else 0 for batch in batches]
-        first_rows = [0, *accumulate(num_rows[:-1])]
-        first_groups = [0, *accumulate(num_groups[:-1])]
+        # Indices of rows and of prompts count on from one batch to the next.
+        first_rows = starts(torch.tensor([len(batch.group) for batch in batches]))
+        num_groups = torch.tensor([int(batch.group.max()) + 1 if len(batch.group) else 0 for batch in batches])
         segments_by_reward = zip(*(batch.segments for batch in batches), strict=True)
         return cls(
             value=torch.cat([batch.value for batch in batches], dim=1),
             weight=batches[0].weight,
-            group=torch.cat([batch.group + first for batch, first in zip(batches, first_groups, strict=True)]),
+            group=torch.cat([batch.group + first for batch, first in zip(batches, starts(num_groups), strict=True)]),
             lengths=torch.cat([batch.lengths for batch in batches]),
             segments=[SegmentRewards.concat(segments, first_rows) for segments in segments_by_reward],
             total=torch.cat([batch.total for batch in batches]),

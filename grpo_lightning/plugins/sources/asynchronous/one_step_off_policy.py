@@ -51,7 +51,7 @@ class OneStepOffPolicy(Synchronous):
             f"{name}: loop.dynamic_sampling needs the scores of a step before the next one is drawn, and these rewards "
             f"score later: {late_rewards}. Leave it out, or use loop.source=Synchronous",
         )
-        explorer.wait_for_source = self._settle
+        explorer.settle = self._settle
         self._draws: deque[Draw] = deque()  # of this step and those to come
         self._waited = 0.0
 
