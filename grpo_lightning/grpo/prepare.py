@@ -42,6 +42,7 @@ def prepare(
     """
     objective = parts.objective
     rollouts = exploration.rollouts
+    # Late rollouts were sampled from an earlier policy than the one that learns now.
     is_late = exploration.policy_version != parts.policy.version
     check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)
     packer = Packer(parts.policy, max_tokens, rollouts.temperature)
@@ -63,10 +64,10 @@ def prepare(
     )
 
     # log π_old: recorded by the sampler, computed here, or left to the first update, whose forward has it anyway.
-    surrogate, correction = objective.surrogate, objective.correction
-    needed_first = advantage_reads_logp or surrogate.reads_old_logp or correction.reads_old_logp
+    objective_reads_logp = objective.surrogate.reads_old_logp or objective.correction.reads_old_logp
+    needed_first = advantage_reads_logp or objective_reads_logp
     one_update = num_minibatches == mu == 1
-    old_logp, num_unknown = old_policy_logp(
+    old_logp, num_without_old_logp = old_policy_logp(
         parts.old_policy, needed_first, rollouts, packer, rows_of_micro_batches, is_late, one_update
     )
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
@@ -85,7 +86,7 @@ def prepare(
     if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
-    return rollouts, micro_batches_on_device(rollouts, packer, rows_of_micro_batches, num_unknown)
+    return rollouts, micro_batches_on_device(rollouts, packer, rows_of_micro_batches, num_without_old_logp)
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
@@ -145,11 +146,11 @@ def cut_minibatches(
 
 
 def micro_batches_on_device(
-    rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_unknown: int
+    rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_without_old_logp: int
 ) -> list[list[MicroBatch]]:
     """Makes the micro-batches of each minibatch, the same number on every rank.
 
-    The first `num_unknown` minibatches lack log π_old: their first update computes it.
+    The first `num_without_old_logp` minibatches lack log π_old: their first update computes it.
     """
     # Idle micro-batches fill up a rank that has fewer. They need every column that any rank has.
     column_names = {name for names in ranks.gather({*rollouts.columns}) for name in names}
@@ -160,7 +161,7 @@ def micro_batches_on_device(
     micro_batches: list[list[MicroBatch]] = []
     for index, rows_of_minibatch in enumerate(rows_of_micro_batches):
         selected = [rollouts.select(rows).to(device) for rows in rows_of_minibatch]
-        if index < num_unknown:
+        if index < num_without_old_logp:
             selected = [micro_batch.with_columns({"old_logp": None}) for micro_batch in selected]
         num_idle = max(1, *ranks.gather(len(selected))) - len(selected)
         micro_batches.append([MicroBatch(micro_batch) for micro_batch in [*selected, *[idle_micro_batch] * num_idle]])

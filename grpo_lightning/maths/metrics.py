@@ -100,13 +100,13 @@ def t_quantile(df: int) -> float:
     With t = √df tan(angle), the probability of the interval from -t to t is a finite sum over powers of the cosine
     (Abramowitz and Stegun 1964, Eq. 26.7.3 and 26.7.4). Bisection finds the angle at which it is 95 %.
     """
-    steps = np.arange(1 + df % 2, df - 2, 2)
+    powers = np.arange(df % 2, df - 1, 2)
+    coefficients = np.cumprod(np.maximum(powers - 1, 1) / np.maximum(powers, 1))
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
-        cosine = math.cos(angle)
-        probability = math.sin(angle) * (1 + np.cumprod(cosine**2 * steps / (steps + 1)).sum())
+        probability = math.sin(angle) * (coefficients * math.cos(angle) ** powers).sum()
         if df % 2:
-            probability = (angle + cosine * probability * (df > 1)) * 2 / math.pi
+            probability = (angle + probability) * 2 / math.pi
         low, high = (angle, high) if probability < 0.95 else (low, angle)
     return math.sqrt(df) * math.tan(low)

@@ -113,7 +113,7 @@ def test_what_each_estimator_is_on_average():
             assert gradient.tolist() == pytest.approx(slope.tolist())
 
 
-def test_the_kl_in_the_reward_is_k1_unless_told():
+def test_the_default_kl_in_the_reward_is_k1():
     assert isinstance(KLPenalty().kl, K1)
     assert isinstance(KLPenalty(0.1, K3()).kl, K3)
     assert KLPenalty(0.1).beta == 0.1
