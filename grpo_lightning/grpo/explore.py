@@ -29,7 +29,7 @@ class Exploration:
 
     `Rollouts.row` is an index into `samples`.
     """
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
     """`explore`: seconds spent sampling. `reward`: seconds spent waiting for scores after sampling."""
     policy_version: int
     """`Policy.version` of the weights that sampled the completions. While the policy has it, they are on policy."""

@@ -43,7 +43,8 @@ class BatchSize:
             for index in (rollouts.completion_of_row, rollouts.group)
         )
         sizes_by_rank = torch.tensor(ranks.gather((num_completions, num_groups, int(counted.sum()))))
-        return cls(*sizes_by_rank.sum(0).clamp(min=1).tolist(), max_new_tokens)
+        num_completions, num_groups, num_tokens = sizes_by_rank.sum(0).clamp(min=1).tolist()
+        return cls(num_completions, num_groups, num_tokens, max_new_tokens)
 
 
 class TokenWeighting(ABC):
