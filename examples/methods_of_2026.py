@@ -25,10 +25,10 @@ from grpo_lightning import (
     gathered,
     log_ratio,
     pad,
+    per_element,
     rank_in_step,
     segment_sum,
     segments,
-    spread,
     starts,
 )
 from grpo_lightning.maths.advantages import centred, quotient
@@ -223,7 +223,7 @@ class OPO(AdvantageEstimator):
             deviation, _ = centred(rewards.total[valid], group, count)
             baseline = segment_sum(length * deviation, group, count) / segment_sum(length, group, count).clamp(min=1)
             advantage[valid] = deviation - baseline[group]
-        return spread(advantage.float(), rewards.lengths)
+        return per_element(advantage.float(), rewards.lengths)
 
 
 class PassAtK(AdvantageEstimator):

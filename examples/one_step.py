@@ -1,10 +1,9 @@
-"""GRPO without Lightning: DeepSeekMath's Algorithm 1 (arXiv 2402.03300) from the parts of this package, on one device.
+"""GRPO without Lightning: DeepSeekMath's Algorithm 1 (arXiv 2402.03300) with this package, on one device.
 
     python examples/one_step.py grpo_lightning:tiny_policy
 
-The policy is installed with the package. The numbers in the comments are the algorithm's lines. `grpo fit` makes
-the same gradients: tests/test_examples.py compares them. It adds clipping, minibatches, several devices, checkpoints
-and logs.
+The policy is installed with the package. Numbers in comments are the algorithm's lines. `grpo fit` computes the same
+gradients (tests/test_examples.py compares them). It adds clipping, minibatches, several devices, checkpoints and logs.
 """
 
 import sys
@@ -14,7 +13,7 @@ import torch
 
 import grpo_lightning as grpo
 
-STEPS, PROMPTS, G, MU, MAX_TOKENS = 10, 32, 8, 1, 16384
+STEPS, PROMPTS, G, MU, MAX_TOKENS = 10, 32, 8, 1, 16384  # MAX_TOKENS: in one forward and backward
 SAMPLING = grpo.Sampling(max_new_tokens=32)
 
 
@@ -27,43 +26,54 @@ def one_step(
     step: int,
 ) -> float:
     """Makes one exploration step with its updates. Returns the mean reward."""
-    # 7: sample G completions of each prompt
+    # 7: sample G completions of each prompt. The engine reads the policy's weights; it decodes all requests together.
     engine = grpo.NativeEngine()
     engine.sync(policy)
     requests = grpo.Request.from_prompts(prompts, G)
     completions = engine.complete(requests, SAMPLING, grpo.RandomKey(seed=0, step=step))
-    prompt_of = [row // G for row in range(len(completions))]
     token_ids = [completion.token_ids for completion in completions]
-    # 8: compute rewards, of the text without the stop token
-    ended = [completion.finish_reason is grpo.FinishReason.STOP for completion in completions]
-    written = [ids[:-1] if stop else ids for ids, stop in zip(token_ids, ended, strict=True)]
-    texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
-    drawn = zip(prompt_of, texts, completions, strict=True)
-    samples = [grpo.Sample(prompts[index], text, one.token_ids, one.finish_reason) for index, text, one in drawn]
+    prompt_of_completion = [index // G for index in range(len(completions))]
+
+    # 8: compute the rewards of the texts, without the stop token.
+    samples = []
+    for index, completion in zip(prompt_of_completion, completions, strict=True):
+        has_stop = completion.finish_reason is grpo.FinishReason.STOP
+        text_ids = completion.token_ids[:-1] if has_stop else completion.token_ids
+        text = policy.tokenizer.decode(text_ids, skip_special_tokens=True)
+        samples.append(grpo.Sample(prompts[index], text, completion.token_ids, completion.finish_reason))
     reward = torch.tensor(scorer(samples).total, dtype=torch.float64)
-    # 9: compute the advantage of each completion in its group; all its tokens get it
+
+    # 9: compute the advantage of each completion in its group. Each token gets the advantage of its completion.
+    # Rollouts are flat vectors over all sampled tokens, completion after completion, without padding.
     rollouts = grpo.Rollouts.from_lists(
-        [prompt.token_ids for prompt in prompts], prompt_of, token_ids, temperature=SAMPLING.temperature
+        prompts=[prompt.token_ids for prompt in prompts],
+        group=prompt_of_completion,
+        completions=token_ids,
+        temperature=SAMPLING.temperature,
     )
-    rollouts.advantage = rollouts.spread(grpo.GroupStd()(reward, rollouts.group))
+    rollouts.advantage = rollouts.per_token(grpo.GroupStd()(reward, rollouts.group))
+
     # The weight of each token in the average is fixed before the passes. Here it is 1 / (B |o_i|).
     objective = grpo.Objective(beta=0.04)
-    size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)
-    rollouts.weight = objective.token_weight(rollouts, size)
-    # The packs go through the model one by one. Their gradients add up to the gradient of the whole batch.
+    batch_size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)
+    rollouts.weight = objective.token_weight(rollouts, batch_size)
+
+    # Micro-batches go through the model one by one. Their gradients add up to the gradient of the whole batch.
     micro_batches = rollouts.micro_batches(MAX_TOKENS, by_group=policy.compute.shares_prefix)
-    # 6: the old policy is the policy before the updates
+
+    # 6: the old policy is the policy before the updates. Its log-probs are all that the updates read of it.
     with torch.no_grad():
         for micro_batch in micro_batches:
             micro_batch.old_logp = policy(micro_batch).logp
             micro_batch.ref_logp = reference(policy, micro_batch)
+
     # 10: for GRPO iteration = 1, ..., mu
     for _ in range(MU):
-        # 11: update the policy by maximising the objective, Eq. 3
+        # 11: update the policy by maximising the objective, Eq. 3.
         optimizer.zero_grad()
         for micro_batch in micro_batches:
-            now = policy(micro_batch)
-            value, _ = objective(now.logp, now.entropy, micro_batch)
+            scored = policy(micro_batch)
+            value, _ = objective(scored.logp, scored.entropy, micro_batch)
             (-value).backward()
         optimizer.step()
     return float(reward.nanmean())
@@ -80,9 +90,10 @@ def main() -> None:
     reference = grpo.FrozenCopy()
     reference.refresh(policy)  # 3: the reference is the policy
     for step in range(STEPS):  # 4: for step = 1, ..., M
-        rows = range(step * PROMPTS, (step + 1) * PROMPTS)  # 5: sample a batch of prompts
-        batch = [(row, questions[row]) for row in rows]
-        prompts = [grpo.Prompt(row, one.text, policy.tokenizer.encode(one.text), one) for row, one in batch]
+        prompts = []  # 5: take a batch of prompts
+        for row in range(step * PROMPTS, (step + 1) * PROMPTS):
+            question = questions[row]
+            prompts.append(grpo.Prompt(row, question.text, policy.tokenizer.encode(question.text), question))
         print(f"step {step + 1}: mean reward {one_step(policy, reference, optimizer, scorer, prompts, step):.3f}")
     scorer.close()
 

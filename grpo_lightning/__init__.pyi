@@ -46,6 +46,7 @@ from grpo_lightning.maths.mismatch import Mismatch as Mismatch
 from grpo_lightning.maths.objective import Objective as Objective
 from grpo_lightning.maths.objective import Terms as Terms
 from grpo_lightning.maths.ragged import pad as pad
+from grpo_lightning.maths.ragged import per_element as per_element
 from grpo_lightning.maths.ragged import segment_mean as segment_mean
 from grpo_lightning.maths.ragged import segment_sum as segment_sum
 from grpo_lightning.maths.ragged import segments as segments

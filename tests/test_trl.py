@@ -98,7 +98,7 @@ def explored(policy: Policy) -> Rollouts:
         rollouts.add_columns({name: (logp + 0.4 * torch.randn(len(logp), generator=generator)).clamp(max=0)})
     assert rollouts.old_logp is not None
     rollouts.sampler_logp = rollouts.old_logp + 0.1 * torch.randn(len(logp), generator=generator)
-    rollouts.advantage = rollouts.spread(torch.tensor([1.0, -1.0, 0.5, -0.5, 1.5, -0.5, -1.0, 0.0]))
+    rollouts.advantage = rollouts.per_token(torch.tensor([1.0, -1.0, 0.5, -0.5, 1.5, -0.5, -1.0, 0.0]))
     rollouts.truncated = torch.arange(8) % 3 == 1
     return rollouts
 

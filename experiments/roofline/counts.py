@@ -51,7 +51,7 @@ class Cost:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             token=6.0 * sum(one.numel() for one in model.parameters() if one not in tables),
-            drawn=6.0 * sum(map(torch.numel, head.parameters())),
+            sampled=6.0 * sum(map(torch.numel, head.parameters())),
             pair=12.0 * config.num_hidden_layers * config.num_attention_heads * size,
         )
 
@@ -144,7 +144,7 @@ class Model:
         return cls(
             cost=cost,
             parameters=sum(map(torch.numel, model.parameters())),
-            weights=round((cost.token + cost.drawn) / 6),
+            weights=round((cost.token + cost.sampled) / 6),
             cache=cache_bytes_per_token(config, torch.float32) // FLOAT32,
             vocabulary=text.vocab_size,
         )
@@ -160,7 +160,7 @@ class Model:
         prompts = sizes.prompts if shared else len(sizes.lengths)
         tokens = prompts * sizes.prompt_tokens
         pairs = prompts * sizes.prompt_tokens**2
-        operations = (self.cost.token * tokens + self.cost.drawn * prompts + self.cost.pair * pairs) / 3
+        operations = (self.cost.token * tokens + self.cost.sampled * prompts + self.cost.pair * pairs) / 3
         return Demand(operations, width * (self.weights + self.cache * tokens) + FLOAT32 * self.vocabulary * prompts)
 
     def decoding(self, sizes: Sizes, width: int = FLOAT32, shared: bool = True) -> list[Demand]:
@@ -179,7 +179,7 @@ class Model:
             groups = len({row // sizes.group_size for row in going})
             rows, seen = len(going), sizes.prompt_tokens + passed + 1
             prompts = sizes.prompt_tokens * (groups if shared else rows)
-            operations = rows * (self.cost.token + self.cost.drawn + self.cost.pair * seen) / 3
+            operations = rows * (self.cost.token + self.cost.sampled + self.cost.pair * seen) / 3
             cached = self.cache * (prompts + rows * (passed + 1))
             # The logits, float32, pass once.
             demands.append(Demand(operations, width * (self.weights + cached) + FLOAT32 * self.vocabulary * rows))
@@ -196,12 +196,12 @@ class Model:
             width: Bytes of a weight in products.
             shared: Each prompt once per group, else once per completion.
         """
-        trunk, head = round(self.cost.token / 6), round(self.cost.drawn / 6)
+        trunk, head = round(self.cost.token / 6), round(self.cost.sampled / 6)
         per_weight = micro_batches * (2 * width + 2 * FLOAT32)
         pairs = self.cost.pair * sizes.pairs(shared)
         return {
             "trunk": Demand(self.cost.token * sizes.tokens(shared) + pairs, per_weight * trunk),
-            "head": Demand(self.cost.drawn * sizes.drawn, per_weight * head),
+            "head": Demand(self.cost.sampled * sizes.sampled, per_weight * head),
         }
 
     def optimizer(self) -> Demand:

@@ -189,7 +189,7 @@ def rows_of(curve: Curve, seconds: dict[Point, tuple[float, float]]) -> list[lis
                 f"{curve.x(point):g}",
                 f"{sampling:.3f}",
                 f"{update:.3f}",
-                f"{1e6 * (sampling + update) / point.sizes.drawn:.0f}",
+                f"{1e6 * (sampling + update) / point.sizes.sampled:.0f}",
                 f"{work.operations / sampling / 1e9:.0f}",
                 f"{point.mu * passes.operations / update / 1e9:.0f}",
             ]

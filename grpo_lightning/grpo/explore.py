@@ -1,7 +1,7 @@
-"""Lines 7 and 8: draw samples of the prompts, score them, and make rollouts of them."""
+"""Lines 7 and 8 of Algorithm 1: sample completions of the prompts, and score them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -16,22 +16,27 @@ from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Prompt, RandomKey, Sample
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Exploration:
-    """The completions that this rank sampled: prompts x G, group after group."""
+    """The completions that this rank sampled in one exploration step, and their scores."""
 
     samples: list[Sample]
+    """Every completion that was sampled: G per prompt, group after group."""
     scores: Scores
+    """The scores of all samples, by every reward."""
     rollouts: Rollouts
-    """The completions that are learned from; `Rollouts.row` is an index into `samples`, with several rows or none."""
+    """The completions that are learned from: some or all of `samples`, each as one or several rows.
+
+    `Rollouts.row` is an index into `samples`.
+    """
     seconds: dict[str, float]
     """`explore`: seconds spent sampling. `reward`: seconds spent waiting for scores after sampling."""
     policy_version: int
-    """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
+    """`Policy.version` of the weights that sampled the completions. While the policy has it, they are on policy."""
     sampler_is_policy: bool = False
-    """True if `rollouts.sampler_logp` should equal that policy's log-probs up to rounding: no filter was on."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What the source of the rollouts logs with the step, by the whole name; the same on every rank."""
+    """True if no filter was on, so that `rollouts.sampler_logp` are the policy's log-probs up to rounding."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the source, by their full names; the same on every rank."""
 
     @classmethod
     def concat(cls, rounds: Sequence["Exploration"]) -> "Exploration":
@@ -49,15 +54,17 @@ class Exploration:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """[B] the prompt's id of each completion that is learned from."""
+        """[B] the prompt id of each row of the rollouts."""
         return [self.samples[row].prompt.id for row in self.rollouts.row.tolist()]
 
     @property
     def rewards(self) -> RewardBatch:
-        """The rewards with a weight, of the completions that are learned from; on the CPU."""
+        """The rewards that have a weight, of the completions that are learned from, on the CPU."""
         rollouts = self.rollouts
-        rows = rollouts.row[rollouts.begins].tolist()
-        return self.scores.table(rows, rollouts.group[rollouts.begins].cpu(), rollouts.whole_lengths.cpu())
+        # A completion of several rows is rewarded once.
+        is_first_row = rollouts.is_first_row
+        indices = rollouts.row[is_first_row].tolist()
+        return self.scores.table(indices, rollouts.group[is_first_row].cpu(), rollouts.lengths_by_completion.cpu())
 
 
 @dataclass(eq=False)
@@ -65,12 +72,13 @@ class Explorer:
     """Samples groups of completions and scores them."""
 
     engine: RolloutEngine
-    """Draws the completions."""
+    """Samples tokens."""
     scorer: Scorer
+    """Scores samples by the rewards."""
     sampler: Sampler = field(default_factory=SingleTurn)
-    """Makes samples of what the engine draws."""
-    settle: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
-    """Waits for draws ahead."""
+    """Leads the engine through one turn per sample, or through several with an environment."""
+    settle: Callable[[], None] = lambda: None
+    """Waits until nothing is being sampled ahead. A source that samples ahead sets it."""
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""
@@ -87,19 +95,31 @@ class Explorer:
         key: RandomKey,
         listeners: Sequence[Callable[[Sample], None]] = (),
     ) -> list[Sample]:
-        """`group_size` samples of each prompt, group after group; listeners are told of each as soon as it has ended.
+        """Samples `group_size` completions of each prompt. Every rank must call it, even without prompts.
 
-        Every rank must call it, even without prompts: sharded weights are gathered for it.
+        Args:
+            policy: The policy to sample from. Sharded weights are gathered for the engine.
+            prompts: The prompts of this rank.
+            group_size: G, completions per prompt.
+            sampling: Temperature, length limit and filters.
+            key: Seed and step, which determine the random numbers.
+            listeners: Called with each sample as soon as it has ended.
+
+        Returns:
+            The samples, group after group.
         """
-        samples: dict[int, Sample] = {}
-        work = policy, prompts, group_size, sampling, key
+        sample_by_index: dict[int, Sample] = {}
         self.settle()
-        with self.engine.ready(policy), closing(self.sampler.draw(self.engine, *work)) as drawn:
-            for row, sample in drawn:
-                samples[row] = sample
+        with (
+            self.engine.ready(policy),
+            closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as indexed_samples,
+        ):
+            # Samples come in the order in which they end.
+            for index, sample in indexed_samples:
+                sample_by_index[index] = sample
                 for listener in listeners:
                     listener(sample)
-        return [samples[row] for row in range(len(prompts) * group_size)]
+        return [sample_by_index[index] for index in range(len(prompts) * group_size)]
 
     def explore(
         self,
@@ -110,8 +130,12 @@ class Explorer:
         key: RandomKey,
         listeners: Sequence[Callable[[Sample], None]] = (),
     ) -> Exploration:
-        """Samples G outputs of each prompt (line 7) and computes their rewards (line 8)."""
+        """Samples G completions of each prompt (line 7), and computes their rewards (line 8).
+
+        The arguments are those of `sample`.
+        """
         started = time.perf_counter()
+        # Rewards score each sample as soon as it has ended, while the engine goes on.
         with self.scorer.begin() as scoring:
             samples = self.sample(policy, prompts, group_size, sampling, key, [scoring.add, *listeners])
             sampled = time.perf_counter()

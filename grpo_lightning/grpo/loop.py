@@ -5,6 +5,7 @@ and prepares when an epoch starts. Lightning then takes the step's minibatches f
 `GRPOModule.training_step` for each, which calls `update`. Numbers in comments are the algorithm's lines.
 """
 
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -87,7 +88,7 @@ class GRPOLoop(Callback):
 
     @property
     def current_step(self) -> Step:
-        """The current exploration step; an error before the first one."""
+        """The current exploration step. There is none before the first epoch."""
         assert self.step is not None
         return self.step
 
@@ -103,8 +104,11 @@ class GRPOLoop(Callback):
         datamodule: Any = getattr(trainer, "datamodule", None)
         pl_module.connect(datamodule)
         policy = pl_module.parts.policy
+
+        # Whatever derives from `Observer` follows the steps.
         candidates = (datamodule, *trainer.callbacks)
         self.observers[:] = [candidate for candidate in candidates if isinstance(candidate, Observer)]
+
         datamodule.train_loader = Minibatches(lambda: self.current_step, policy, self.mu, self.num_minibatches)
         self.source.setup(
             SourceInputs(
@@ -121,11 +125,16 @@ class GRPOLoop(Callback):
         )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Runs lines 2 to 9: samples and scores the completions of a step, and prepares its updates."""
+        """Runs lines 2 to 9: samples and scores the completions of a step, and prepares its updates.
+
+        Lightning then runs the updates: `Minibatches` yields the minibatches of the step, and `training_step` makes
+        one update of each.
+        """
         started = perf_counter()
         step_index = trainer.current_epoch
-        policy = pl_module.parts.policy
-        reference = pl_module.parts.reference
+        parts = pl_module.parts
+        policy = parts.policy
+        reference = parts.reference
 
         # The last step is released before the next one takes memory.
         self.step = None
@@ -138,20 +147,19 @@ class GRPOLoop(Callback):
                 reference.refresh(policy)
 
             # 6: π_old becomes π_θ. By default nothing is copied: π_old is known by the log-probs of `prepare`.
-            pl_module.parts.old_policy.refresh(policy)
+            parts.old_policy.refresh(policy)
 
             # 5, 7, 8: take a batch of questions, sample G outputs of each, and compute their rewards.
             exploration = self.source.next(step_index)
             # All ranks must take the same path from here, so the oldest version of any rank counts for all.
-            exploration.policy_version = min(ranks.gather(exploration.policy_version))
+            oldest_version = min(ranks.gather(exploration.policy_version))
+            exploration = replace(exploration, policy_version=oldest_version)
             explored = perf_counter()
 
             # 9: compute the advantages, and what line 11 needs: token weights, micro-batches, log-probs.
-            rollouts, micro_batches = prepare(
-                pl_module.parts, exploration, self.num_minibatches, self.mu, self.max_tokens
-            )
-            exploration.rollouts = rollouts
-            exploration.seconds["logp"] = perf_counter() - explored
+            rollouts, micro_batches = prepare(parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
+            seconds = {**exploration.seconds, "logp": perf_counter() - explored}
+            exploration = replace(exploration, rollouts=rollouts, seconds=seconds)
 
         # 10: for GRPO iteration = 1, ..., μ, unless the stop rule ends the passes earlier.
         passes = Passes(self.stop, self.num_minibatches)
@@ -173,10 +181,10 @@ class GRPOLoop(Callback):
         step = self.current_step
         scorer = pl_module.parts.explorer.scorer
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
-        step.learned = scorer.learn(step.exploration.samples, step.exploration.scores, iteration_ends)
+        step.metrics |= scorer.learn(step.exploration.samples, step.exploration.scores, iteration_ends)
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Lets the module explain what Lightning raises before it calls the module."""
+        """Lets the module explain an exception that Lightning raised before it called the module."""
         pl_module.explain(trainer, exception)
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
 from grpo_lightning.policy.old_logp import old_policy_logp
 from grpo_lightning.policy.packer import Packer, Rows
-from grpo_lightning.policy.policy import Policy
 
 
 def prepare(
@@ -43,11 +42,12 @@ def prepare(
     """
     objective = parts.objective
     rollouts = exploration.rollouts
+    # Late rollouts were sampled from an earlier policy than the one that learns now.
     is_late = exploration.policy_version != parts.policy.version
     check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)
     packer = Packer(parts.policy, max_tokens, rollouts.temperature)
 
-    # What needs no log-probs: entropy ranks, usually Â, and the factors of the masks, which may read the other two.
+    # Columns that need no log-probs: entropy ranks, usually Â, and columns of the masks, which may read the other two.
     advantage_reads_logp = objective.reward_kl is not None or bool(parts.advantage.reads)
     if any(mask.reads_entropy for mask in objective.masks):
         rollouts = rollouts.with_columns({ENTROPY_RANK: packer.entropy_rank(rollouts)})
@@ -56,7 +56,7 @@ def prepare(
     for mask in objective.masks:
         rollouts = rollouts.with_columns(mask.prepare(rollouts))
 
-    # The weight of each token, and the rows of each micro-batch.
+    # The weight of each token, and the rows of each micro-batch. Rows without Â are dropped if nothing else moves them.
     drops_rows = objective.learns_from_advantage_alone and not advantage_reads_logp
     minibatch_of_row = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
     weight, rows_of_micro_batches = cut_minibatches(
@@ -64,10 +64,10 @@ def prepare(
     )
 
     # log π_old: recorded by the sampler, computed here, or left to the first update, whose forward has it anyway.
-    surrogate, correction = objective.surrogate, objective.correction
-    needed_first = advantage_reads_logp or surrogate.reads_old_logp or correction.reads_old_logp
+    objective_reads_logp = objective.surrogate.reads_old_logp or objective.correction.reads_old_logp
+    needed_first = advantage_reads_logp or objective_reads_logp
     one_update = num_minibatches == mu == 1
-    old_logp, num_unknown = old_policy_logp(
+    old_logp, num_without_old_logp = old_policy_logp(
         parts.old_policy, needed_first, rollouts, packer, rows_of_micro_batches, is_late, one_update
     )
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
@@ -82,19 +82,20 @@ def prepare(
             )
             rollouts = rollouts.with_columns({"ref_logp": ref_logp})
 
-    # What needs log-probs: Â otherwise, and the columns of surrogate and correction.
+    # Columns that need log-probs: sometimes Â, and columns of the surrogate and of the correction.
     if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
-    return rollouts, micro_batches_on_device(parts.policy, rollouts, packer, rows_of_micro_batches, num_unknown)
+    return rollouts, micro_batches_on_device(rollouts, packer, rows_of_micro_batches, num_without_old_logp)
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
-    """[N] Â of every token (line 9), from rewards that include the KL penalty where there is one."""
+    """[N] float32 Â of every token (line 9), from rewards that include the KL penalty where there is one."""
     rewards.columns = {name: rollouts.columns[name] for name in parts.advantage.reads}
     if (penalty := parts.objective.reward_kl) is not None:
         rewards = penalty(rewards, rollouts)
-    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and takes that of its tokens.
+
+    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and takes Â of its tokens.
     rewards_of_ranks = ranks.gather(rewards)
     tokens_of_ranks = [int(rank_rewards.lengths.sum()) for rank_rewards in rewards_of_ranks]
     advantage = parts.advantage.per_token(RewardBatch.concat(rewards_of_ranks))
@@ -145,20 +146,22 @@ def cut_minibatches(
 
 
 def micro_batches_on_device(
-    policy: Policy, rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_unknown: int
+    rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_without_old_logp: int
 ) -> list[list[MicroBatch]]:
     """Makes the micro-batches of each minibatch, the same number on every rank.
 
-    The first `num_unknown` minibatches lack log π_old: their first update computes it.
+    The first `num_without_old_logp` minibatches lack log π_old: their first update computes it.
     """
-    # An idle micro-batch fills up a rank that has fewer. It needs every column that any rank has.
+    # Idle micro-batches fill up a rank that has fewer. They need every column that any rank has.
     column_names = {name for names in ranks.gather({*rollouts.columns}) for name in names}
-    zero = torch.zeros(1, dtype=torch.float32, device=policy.device)
+    device = packer.policy.device
+    zero = torch.zeros(1, dtype=torch.float32, device=device)
     idle_micro_batch = packer.idle.with_columns(dict.fromkeys(column_names, zero))
+
     micro_batches: list[list[MicroBatch]] = []
     for index, rows_of_minibatch in enumerate(rows_of_micro_batches):
-        selected = [rollouts.select(rows).to(policy.device) for rows in rows_of_minibatch]
-        if index < num_unknown:
+        selected = [rollouts.select(rows).to(device) for rows in rows_of_minibatch]
+        if index < num_without_old_logp:
             selected = [micro_batch.with_columns({"old_logp": None}) for micro_batch in selected]
         num_idle = max(1, *ranks.gather(len(selected))) - len(selected)
         micro_batches.append([MicroBatch(micro_batch) for micro_batch in [*selected, *[idle_micro_batch] * num_idle]])

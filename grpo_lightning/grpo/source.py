@@ -19,7 +19,7 @@ from grpo_lightning.types import RandomKey, Stateful
 
 @dataclass(slots=True)
 class SourceInputs:
-    """What a source of rollouts needs of the run."""
+    """The parts and sizes of the run that a source of rollouts uses."""
 
     policy: Policy
     """π_θ; its weights change with every update."""
@@ -36,20 +36,20 @@ class SourceInputs:
     seed: int
     """Seed of the random numbers that completions are sampled with."""
     dynamic_sampling: DynamicSampling | None = None
-    """Which groups to keep; None keeps all of a step's first round."""
+    """The filter of groups; None keeps all groups of a step's first round."""
     observers: Sequence[Observer] = field(default_factory=list)
-    """Called as completions are sampled."""
+    """Are called as completions are sampled."""
 
 
 class RolloutSource(Stateful, ABC):
-    """Where the rollouts of a step come from. Derive from it to overlap sampling with training, or to read rollouts.
+    """The source of a step's rollouts. Derive from it to overlap sampling with training, or to read rollouts.
 
     Rollouts may come from an earlier policy: `Exploration.policy_version` gives its version. They must then have
     `sampler_logp`, which becomes log π_old unless `model.old_policy` is `Proximal`.
     """
 
     inputs: SourceInputs
-    """What the source needs of the run, after `setup`."""
+    """The parts and sizes of the run; set by `setup`."""
     is_late: bool = False
     """True if rollouts are known before the run to come from an earlier policy."""
     num_copies: int = 0
@@ -78,7 +78,7 @@ class Synchronous(RolloutSource):
     """
 
     def __init__(self) -> None:
-        self.drawn = 0
+        self.num_questions = 0
         """Questions taken from the stream so far."""
 
     def next(self, step: int) -> Exploration:
@@ -86,24 +86,25 @@ class Synchronous(RolloutSource):
         dynamic = inputs.dynamic_sampling
         num_prompts = inputs.prompts_per_step
         max_rounds = dynamic.max_rounds if dynamic else 1
-        first_id = self.drawn
+        first_id = self.num_questions
         rounds: list[Exploration] = []
         passed_ids: set[int] = set()
 
         # Each round takes as many new questions as groups are missing.
         with inputs.explorer.engine.awake():
             while len(passed_ids) < num_prompts and len(rounds) < max_rounds:
-                ids = range(self.drawn, self.drawn + num_prompts - len(passed_ids))
-                self.drawn = ids.stop
+                ids = range(self.num_questions, self.num_questions + num_prompts - len(passed_ids))
+                self.num_questions = ids.stop
                 rounds.append(self._explore(ids, step))
                 passed_ids |= passing(dynamic.filter, rounds[-1]) if dynamic else {*ids}
         inputs.explorer.scorer.stop_if_broken()
 
         # Groups that did not pass fill up the step when too few did.
-        sampled_ids = range(first_id, self.drawn)
+        sampled_ids = range(first_id, self.num_questions)
         failed_ids = [id for id in sampled_ids if id not in passed_ids]
         step_ids = {*(sorted(passed_ids) + failed_ids)[:num_prompts]}
 
+        # The rollouts of these groups are learned from. The samples of all groups are reported.
         exploration = Exploration.concat(rounds)
         rows = [row for row, id in enumerate(exploration.prompt_ids) if id in step_ids]
         rollouts = exploration.rollouts.select(torch.tensor(rows, dtype=torch.int64))
@@ -124,19 +125,19 @@ class Synchronous(RolloutSource):
         return inputs.explorer.explore(inputs.policy, prompts, inputs.group_size, inputs.sampling, key, listeners)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
+        return {"drawn": self.num_questions}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = state["drawn"]
+        self.num_questions = state["drawn"]
 
 
 def passing(group_filter: GroupFilter, exploration: Exploration) -> set[int]:
     """Returns the ids of the prompts, of all ranks, whose groups pass the filter. Every rank must call it."""
     rollouts = exploration.rollouts
     # A completion of several rows counts once: by its first row.
-    first_rows = rollouts.begins
-    reward = exploration.scores.values(group_filter.reward)[rollouts.row[first_rows]]
-    passes = group_filter(reward, rollouts.group[first_rows], len(rollouts.prompt_lengths))
-    groups = zip(exploration.prompt_ids, rollouts.group.tolist(), strict=True)
-    passed_ids = [id for id, group in groups if passes[group]]
+    is_first_row = rollouts.is_first_row
+    reward = exploration.scores.values(group_filter.reward)[rollouts.row[is_first_row]]
+    passes = group_filter(reward, rollouts.group[is_first_row], len(rollouts.prompt_lengths))
+    groups_of_rows = zip(exploration.prompt_ids, rollouts.group.tolist(), strict=True)
+    passed_ids = [id for id, group in groups_of_rows if passes[group]]
     return {id for rank_ids in ranks.gather(passed_ids) for id in rank_ids}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,62 +17,70 @@ from grpo_lightning.policy.machine import Machine
 class Watcher:
     """Watches updates, and changes nothing.
 
-    A callback that is a `Watcher` too sees each micro-batch that was scored.
+    A callback that also derives from `Watcher` sees each micro-batch of each update. For whole steps see `Observer`.
     """
 
     def begin(self, minibatch: Minibatch) -> None:
-        """An update of these micro-batches begins."""
+        """Is called before the first forward of an update."""
 
     def see(self, micro_batch: MicroBatch) -> None:
-        """A pack was scored, before the update: `pack.scored`."""
+        """Is called with each micro-batch after its forward and backward; `micro_batch.scored` has its log-probs."""
 
     def metrics(self, reduce: Callable[..., Any]) -> Mapping[str, Tensor]:
-        """The numbers to log, over all ranks; it may stop the run. Every rank calls it."""
+        """Returns metrics of the update over all ranks. It may stop the run. Every rank calls it."""
         return {}
 
 
 def update(
     minibatch: Minibatch, parts: Parts, machine: Machine, grad_clip: float, watchers: Sequence[Watcher]
 ) -> tuple[bool, Mapping[str, Tensor] | None]:
-    """Maximises the objective over one minibatch, from gradients of zero, clipped to the norm `grad_clip`; 0 does not.
+    """Maximises the objective over one minibatch, by one step of the optimizer from gradients of zero.
+
+    Args:
+        minibatch: The micro-batches of this rank.
+        parts: The policy, the objective and the other parts of the run.
+        machine: Runs backward and the optimizer, and reduces numbers over ranks.
+        grad_clip: Largest norm of the gradient; 0 does not clip.
+        watchers: See each micro-batch after its backward, and add metrics.
 
     Returns:
-        True if the weights moved, and the metrics; None where there was nothing to learn from.
+        True if the weights moved, and the metrics; None if no token of any rank has a weight.
     """
-    policy, passes, objective = parts.policy, minibatch.step.passes, parts.objective
-
-    def forward(micro_batch: MicroBatch) -> tuple[Tensor, tuple[MicroBatch, Diagnostics]]:
-        micro_batch.layout = micro_batch.layout or policy.compute.layout(micro_batch.rollouts)
-        read = objective.kl.reading(parts.reference, policy, micro_batch.rollouts)
-        scored = policy(micro_batch.rollouts, objective.entropy.coefficient > 0, layout=micro_batch.layout, read=read)
-        value, diagnostics = objective(scored.logp, scored.entropy, micro_batch.rollouts, scored.read)
-        micro_batch.scored = scored.detached
-        return value, (micro_batch, diagnostics)
-
-    # 1. Gradients add up over the micro-batches, and over ranks: the weights of the tokens are those of the whole
-    # batch.
+    policy = parts.policy
+    objective = parts.objective
+    passes = minibatch.step.passes
     for watcher in watchers:
         watcher.begin(minibatch)
+
+    # 1. Backward. Gradients add up over micro-batches and ranks: a token's weight is a fraction of the whole batch.
     diagnostics: list[Diagnostics] = []
-    for micro_batch, diagnostics_of_micro_batch in policy.compute.gradients(minibatch.micro_batches, forward, machine):
+    forward = partial(objective_of, parts)
+    for micro_batch, micro_batch_diagnostics in policy.compute.gradients(minibatch.micro_batches, forward, machine):
         assert micro_batch.layout is not None and micro_batch.scored is not None
         micro_batch.layout.free()
-        if micro_batch.rollouts.old_logp is None:  # π_θ is π_old here: the passes to come compare with it
+        # Without log π_old, π_θ is π_old in this update. The next passes compare with its log-probs.
+        if micro_batch.rollouts.old_logp is None:
             micro_batch.rollouts = micro_batch.rollouts.with_columns({"old_logp": micro_batch.scored.logp})
-        diagnostics.append(diagnostics_of_micro_batch)
+        diagnostics.append(micro_batch_diagnostics)
         for watcher in watchers:
             watcher.see(micro_batch)
-    # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
+
+    # 2. Clip. From here on, decisions and logs use numbers of all ranks, which leave a GPU in one transfer.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.scale) / machine.scale
     rank_total = sum(diagnostics[1:], diagnostics[0])
     total, (grad_norm,) = rank_total.reduce(machine.reduce).on_host(sharding.assembled(norm))
-    metrics_of_watchers = [watcher.metrics(machine.reduce) for watcher in watchers]
-    # 3. Guard: a gradient that is not finite moves nothing, and a stop rule may end the passes.
+    watched: dict[str, Tensor] = {}
+    for watcher in watchers:
+        watched |= watcher.metrics(machine.reduce)
+
+    # 3. Guard. A gradient that is not finite moves nothing, and a stop rule may end the passes.
     is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
     passes.record(total, is_finite)
-    if not total.tokens:  # no rank has a token with weight: Adam's moments stay as they are too
+    # Without a token that has a weight there is no step: it would move the weights by Adam's moments alone.
+    if not total.tokens:
         return False, None
     is_made = is_finite and not passes.ended
+
     # 4. Step.
     if is_made:
         machine.step()
@@ -81,10 +90,27 @@ def update(
             micro_batch.updated = True
     elif not passes.ended:
         machine.skip(total.objective, grad_norm)
+
     # 5. Log.
-    metrics = {**total.metrics(), **objective.entropy.metrics(), "optim/grad_norm": grad_norm}
+    metrics = total.metrics()
     if parts.reference is None:
         del metrics["policy/kl_ref"]
-    for metrics_of_watcher in metrics_of_watchers:
-        metrics |= metrics_of_watcher
-    return is_made, metrics
+    return is_made, {**metrics, **objective.entropy.metrics(), "optim/grad_norm": grad_norm, **watched}
+
+
+def objective_of(parts: Parts, micro_batch: MicroBatch) -> tuple[Tensor, tuple[MicroBatch, Diagnostics]]:
+    """Computes J of one micro-batch by a forward of the policy.
+
+    Returns:
+        J with gradient, and the micro-batch, which now holds its log-probs, with its diagnostics.
+    """
+    policy = parts.policy
+    objective = parts.objective
+    rollouts = micro_batch.rollouts
+    micro_batch.layout = micro_batch.layout or policy.compute.layout(rollouts)
+    # A divergence of whole distributions is read in the policy's forward, where they exist.
+    read = objective.kl.reading(parts.reference, policy, rollouts)
+    scored = policy(rollouts, objective.entropy.coefficient > 0, layout=micro_batch.layout, read=read)
+    value, diagnostics = objective(scored.logp, scored.entropy, rollouts, scored.read)
+    micro_batch.scored = scored.detached
+    return value, (micro_batch, diagnostics)

@@ -1,4 +1,4 @@
-"""Numbers of the drawn tokens, by name."""
+"""Numbers of the sampled tokens, by name."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -12,7 +12,7 @@ Value = TypeVar("Value", Tensor, Tensor | None)
 
 
 class Column(Generic[Value]):
-    """A column as an attribute: None as long as nobody needs it."""
+    """Exposes `columns[name]` as an attribute; None if it is absent."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -25,23 +25,30 @@ class Column(Generic[Value]):
 
 
 class Columns:
-    """[N] float32 numbers by name: those that the framework reads, and what one method prepares for itself."""
+    """[N] float32 numbers by name: columns that the framework reads, and columns that a method adds for itself."""
 
     token_ids: Tensor
-    """[N] int64, the tokens that the numbers are of."""
+    """[N] int64, the tokens that the numbers belong to."""
     columns: dict[str, Tensor]
+    """[N] float32 numbers of the tokens by name."""
 
     # Not annotated: in a dataclass they would be fields.
-    advantage = Column[Tensor]()  # [N] Â, in units of the advantage estimator
-    weight = Column[Tensor]()  # [N] factor in the objective, before its correction
-    old_logp = Column[Tensor | None]()  # [N] log π_old; None: π_old is π_θ, and the ratio is 1
-    ref_logp = Column[Tensor | None]()  # [N] log π_ref; None: there is no reference
-    sampler_logp = Column[Tensor | None]()  # [N] log-prob of the token as it was drawn, filters included; None: unknown
+    advantage = Column[Tensor]()
+    """[N] float32 Â, in units of the advantage estimator."""
+    weight = Column[Tensor]()
+    """[N] float32 factor in the objective, before the correction."""
+    old_logp = Column[Tensor | None]()
+    """[N] float32 log π_old; None: π_old is π_θ, and the ratio is 1."""
+    ref_logp = Column[Tensor | None]()
+    """[N] float32 log π_ref; None: there is no reference."""
+    sampler_logp = Column[Tensor | None]()
+    """[N] float32 log-prob with which the token was sampled, filters included; None: unknown."""
 
-    NAMES = ("advantage", "weight", "old_logp", "ref_logp", "sampler_logp")  # those that the framework itself reads
+    NAMES = ("advantage", "weight", "old_logp", "ref_logp", "sampler_logp")
+    """The columns that the framework reads."""
 
     def add_columns(self, columns: Mapping[str, Tensor | None]) -> None:
-        """Keeps [N] float32 numbers by name; None takes a column away."""
+        """Adds or replaces [N] float32 numbers by name; None removes a column."""
         for name, values in columns.items():
             if values is None:
                 self.columns.pop(name, None)

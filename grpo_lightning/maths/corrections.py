@@ -1,9 +1,10 @@
-"""Corrections: a factor per token for completions that another policy drew than the one that learns from them.
+"""Corrections: a factor per token for completions that were sampled from another policy than the one that learns.
 
-μ drew the tokens; π_old is the policy at the start of the step. They differ where the sampler rounds differently or has
-older weights. In all formulas r_t = π_old(o_t)/μ(o_t), with |log r_t| at most 20, and r_i is the product of the r_t of
-completion i. With the ratio of the surrogate this makes decoupled PPO: π_θ/π_old is clipped, π_old/μ corrects
-(arXiv 2110.00641; AReaL, arXiv 2505.24298). docs/algorithms.md has the names that TRL and verl use.
+The sampler is the policy μ that sampled the tokens; π_old is the policy at the start of the step. They differ if the
+sampler rounds differently or has older weights. In all formulas r_t = π_old(o_t)/μ(o_t), with |log r_t| at most 20, and
+r_i is the product of r_t over completion i. Together with the ratio of the surrogate this is decoupled PPO: π_θ/π_old
+is clipped, and π_old/μ corrects (arXiv 2110.00641; AReaL, arXiv 2505.24298). docs/algorithms.md has the names that TRL
+and verl use.
 """
 
 from abc import ABC, abstractmethod
@@ -19,20 +20,28 @@ from grpo_lightning.types import at_least
 
 
 class Correction(Prepared, ABC):
-    """The factor of each token. It has no gradient, and depends on its own completion and on prepared columns alone."""
+    """Computes a factor for each token.
+
+    A factor has no gradient. It depends only on the token's completion and on prepared columns.
+    """
 
     reads_sampler: bool = True
-    """True if it needs the log-probs that the engine recorded. If False it is never called, and every factor is 1."""
+    """True if it reads the log-probs that the engine recorded. If False it is never called, and every factor is 1."""
     reads_old_logp: bool = False
     """True if `prepare` needs log π_old."""
 
     @abstractmethod
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-        """[N] float32 factors, 0 for tokens that are left out, from [N] log(π_old/μ) and rollouts of whole rows."""
+        """[N] float32 factors, 0 for tokens that are left out.
+
+        Args:
+            log_ratio: [N] float32 log(π_old/μ), clamped to ±20.
+            rollouts: The rows of the tokens, complete.
+        """
 
 
 class NoCorrection(Correction):
-    """1: the sampler is taken for the policy. Right where its log-probs are the policy's own, as in float32."""
+    """Applies no correction (factor 1): right if sampler and policy have the same log-probs, as in float32."""
 
     reads_sampler = False
 
@@ -43,8 +52,9 @@ class NoCorrection(Correction):
 class TruncatedRatio(Correction):
     """TIS, truncated importance sampling: min(r_t, cap).
 
-    The usual choice: every token still counts, and none counts more than `cap` times. Ionides 2008; for samplers that
-    round differently Yao et al. 2025 (fengyao.notion.site/off-policy-rl). TRL takes 3, verl and SkyRL 2.
+    The usual choice: every token still counts, and no token counts more than `cap` times. Ionides 2008; for samplers
+    that round differently Yao et al. 2025 (fengyao.notion.site/off-policy-rl). The default is 3 in TRL, and 2 in verl
+    and SkyRL.
 
     Args:
         cap: C, the largest factor.
@@ -59,6 +69,6 @@ class TruncatedRatio(Correction):
 
 
 def sequence_ratio(log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-    """[B] r_i, the product of each completion's ratios, from [N] log r_t; its logarithm is at most ±20."""
+    """[B] r_i, the product of each row's ratios, from [N] log r_t; log r_i is clamped to ±20."""
     row = segments(rollouts.lengths, len(log_ratio))
     return segment_sum(log_ratio, row, len(rollouts)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

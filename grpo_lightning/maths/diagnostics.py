@@ -1,4 +1,4 @@
-"""Diagnostics of an update: numbers to watch while the objective is maximised."""
+"""Diagnostics of an update: sums over tokens that show how the objective is maximised."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Sums:
 
     @property
     def numbers(self) -> list[Tensor]:
-        """The sums, and last the maximum."""
+        """The sums, then the maximum."""
         return [*vars(self).values()]
 
     def __add__(self, addend: Self) -> Self:
@@ -25,46 +25,47 @@ class Sums:
         return type(self)(*numbers)
 
     def reduce(self, reduce: Callable[..., Tensor]) -> Self:
-        """The numbers of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
+        """Adds up the numbers of all ranks; `reduce` is the strategy's, with `reduce_op` sum or max."""
         *sums, maximum = self.numbers
         numbers = [*reduce(torch.stack(sums), reduce_op="sum"), reduce(maximum.clone(), reduce_op="max")]
         return type(self)(*numbers)
 
     def on_host(self, *extra: Tensor) -> tuple[Self, list[Tensor]]:
         """Copies these numbers and the numbers `extra` to the CPU in one transfer, so that a GPU is waited for once."""
-        values = list(torch.stack([*self.numbers, *(number.float() for number in extra)]).cpu())
-        num_own = len(values) - len(extra)
-        return type(self)(*values[:num_own]), values[num_own:]
+        numbers = self.numbers
+        values = list(torch.stack([*numbers, *(number.float() for number in extra)]).cpu())
+        return type(self)(*values[: len(numbers)]), values[len(numbers) :]
 
 
 @dataclass
 class Diagnostics(Sums):
-    """Sums over the tokens whose weight is not 0; only `objective` has the weights in it."""
+    """Sums over the tokens whose weight is not 0. Each is a float32 scalar; only `objective` is weighted."""
 
     tokens: Tensor
-    """The number of these tokens."""
+    """The number of tokens."""
     has_advantage: Tensor
     """The number of tokens with an advantage."""
     unreachable: Tensor
-    """Pushing tokens whose bound lies beyond probability 1."""
+    """The number of tokens with an advantage whose bound lies beyond probability 1."""
     objective: Tensor
-    """J, weights included."""
+    """J, the weighted sum."""
     entropy: Tensor
+    """The sum of the entropies of π_θ, in nats."""
     ratio: Tensor
-    """π_θ/π_old."""
+    """The sum of π_θ/π_old."""
     kl_ref: Tensor
-    """Estimates of KL(π_θ || π_ref); 0 without a reference."""
+    """The sum of estimates of KL(π_θ || π_ref), in nats; 0 without a reference."""
     kl_old: Tensor
-    """Estimates of KL(π_old || π_θ)."""
+    """The sum of estimates of KL(π_old || π_θ), in nats."""
     clipped_low: Tensor
-    """Pushing tokens at their lower bound."""
+    """The number of tokens with an advantage at their lower bound."""
     clipped_high: Tensor
-    """Pushing tokens at their upper bound."""
+    """The number of tokens with an advantage at their upper bound."""
     ratio_max: Tensor
     """The largest π_θ/π_old."""
 
     def metrics(self) -> dict[str, Tensor]:
-        """The numbers to log, by name: means per token, but for the objective and the largest ratio."""
+        """Returns metrics by name: means per token, the objective, and the largest ratio."""
         tokens = self.tokens.clamp(min=1)
         return {
             "policy/objective": self.objective,
@@ -89,7 +90,17 @@ class Diagnostics(Sums):
         kl_ref: Tensor,
         change: Tensor,
     ) -> "Diagnostics":
-        """Sums a micro-batch's [N] corrected weights, entropies, KL(π_θ || π_ref) and log(π_θ/π_old)."""
+        """Sums the numbers of one micro-batch.
+
+        Args:
+            rollouts: The rollouts of the micro-batch.
+            weight: [N] float32 weights, corrections included.
+            surrogate: Which tokens are at a bound.
+            objective: J of the micro-batch.
+            entropy: [N] float32 entropies of π_θ.
+            kl_ref: [N] float32 estimates of KL(π_θ || π_ref).
+            change: [N] float32 log(π_θ/π_old).
+        """
         counts = weight != 0
         has_advantage = counts & (rollouts.advantage != 0)
         ratio = change.exp()
@@ -105,7 +116,7 @@ class Diagnostics(Sums):
             entropy=total(entropy),
             ratio=total(ratio),
             kl_ref=total(kl_ref),
-            # k3 of KL(old || new): the tokens were drawn from π_old, so here the estimate is unbiased.
+            # k3 of KL(π_old || π_θ). The tokens were sampled from π_old, so the estimate is unbiased.
             kl_old=total(change.expm1() - change),
             clipped_low=total(surrogate.clipped_low, has_advantage),
             clipped_high=total(surrogate.clipped_high, has_advantage),

@@ -1,4 +1,4 @@
-"""Entropy bonuses: the coefficient c of the entropy in the objective, against collapse to few answers."""
+"""Entropy bonuses: the coefficient c of the entropy in the objective, against a collapse to few answers."""
 
 from abc import ABC, abstractmethod
 
@@ -9,7 +9,7 @@ from grpo_lightning.types import Stateful, require
 
 
 class EntropyBonus(Stateful, ABC):
-    """The coefficient of the entropy of π_θ at each token, which may change from update to update."""
+    """Chooses the coefficient of the entropy of π_θ at each token. It may change from update to update."""
 
     @property
     @abstractmethod
@@ -17,15 +17,15 @@ class EntropyBonus(Stateful, ABC):
         """c of the next update, 0 or more. At 0 the entropy has no gradient, which saves memory."""
 
     def observe(self, entropy: float) -> None:
-        """Is told of each update that was made: the mean entropy of its tokens over all ranks, in nats."""
+        """Is called after each update with the mean entropy of its tokens over all ranks, in nats."""
 
     def metrics(self) -> dict[str, Tensor]:
-        """What to log after an update."""
+        """Returns metrics of an update by name."""
         return {"policy/entropy_coefficient": torch.tensor(self.coefficient)}
 
 
 class NoEntropy(EntropyBonus):
-    """0: no bonus, as in most papers on GRPO."""
+    """Gives no bonus (c = 0), as in most papers on GRPO."""
 
     coefficient = 0.0
 
@@ -34,10 +34,10 @@ class NoEntropy(EntropyBonus):
 
 
 class FixedEntropy(EntropyBonus):
-    """The same c for the whole run.
+    """Gives the same bonus in the whole run.
 
     Args:
-        coefficient: c; too much of it makes noise.
+        coefficient: c; a large value makes completions random.
     """
 
     coefficient = 0.0

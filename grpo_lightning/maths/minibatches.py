@@ -1,4 +1,4 @@
-"""The rows of each update, those that have a gradient, and a micro-batch for a rank with less to do than others."""
+"""Cuts a step into minibatches: the rows of each update, the rows with a gradient, and idle micro-batches."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from grpo_lightning.maths.rollouts import Rollouts
 
 
 def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor:
-    """[B] int64, the minibatch of each row: the prompts of all ranks, in order of their ids, are cut into equal parts.
+    """[B] int64, the minibatch of each row.
 
-    Every rank must call it. So each minibatch holds the same prompts for any number of ranks.
+    The prompts of all ranks are cut into equal parts in the order of their ids, so that each minibatch holds the same
+    prompts for any number of ranks. Every rank must call it.
     """
     ids_by_rank = ranks.gather({*prompt_ids})
     all_ids = sorted({id for ids in ids_by_rank for id in ids})
@@ -22,17 +23,19 @@ def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor
 
 
 def rows_with_gradient(rollouts: Rollouts) -> Tensor:
-    """[r] int64, the rows with a token that has both Â and weight: without a KL term the others have no gradient.
+    """[r] int64, the rows with a token that has both Â and weight: without a KL term other rows have no gradient.
 
-    Where no rank has such a row, one is kept, of weight if there is any: the optimizer must have a gradient, if a zero
-    one. Every rank must call it.
+    If no rank has such a row, one rank keeps one row, with weight if possible: the optimizer needs a gradient, even if
+    it is zero. Every rank must call it.
     """
-    row = segments(rollouts.lengths)
+    row_of_token = segments(rollouts.lengths)
     has_weight = rollouts.weight != 0
-    with_gradient = row[has_weight & (rollouts.advantage != 0)].unique()
+    with_gradient = row_of_token[has_weight & (rollouts.advantage != 0)].unique()
     if any(ranks.gather(len(with_gradient) > 0)):
         return with_gradient
-    for rows in (row[has_weight].unique(), torch.arange(len(rollouts))):
+
+    # The first rank that has a row with weight keeps its first such row, or else the first rank that has any row.
+    for rows in (row_of_token[has_weight].unique(), torch.arange(len(rollouts))):
         has_rows = ranks.gather(len(rows) > 0)
         if any(has_rows):
             return rows[: int(ranks.rank() == has_rows.index(True))]
@@ -40,10 +43,9 @@ def rows_with_gradient(rollouts: Rollouts) -> Tensor:
 
 
 def idle_micro_batch(temperature: float) -> Rollouts:
-    """One token of weight 0: a forward and a backward that change nothing, for a rank with less to do.
+    """Returns one token of weight 0: a forward and a backward that change nothing, for a rank with less to do.
 
-    Every number is 0: whatever reads the micro-batches of other ranks finds the same here. Its row is -1: no
-    completion's.
+    It has every column that micro-batches of other ranks have, with zeros. Its `row` is -1, the index of no completion.
     """
     ones = torch.ones(1, dtype=torch.int64)
     zeros = torch.zeros(1, dtype=torch.int64)

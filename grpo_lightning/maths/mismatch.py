@@ -1,4 +1,4 @@
-"""The mismatch of the sampler μ and the policy π that learns from its completions, and the effect of a correction."""
+"""The mismatch between the sampler μ and the policy π that learns from its completions; the effect of a correction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,35 +13,49 @@ from grpo_lightning.maths.kl import log_ratio
 from grpo_lightning.maths.ragged import segment_sum, segments
 from grpo_lightning.maths.rollouts import Rollouts
 
-CHANGED = 0.01  # a factor that differs from 1 by more is a correction, not rounding
-FAR = 1.0  # nats; rounding alone hardly ever makes so large a difference
+CHANGED = 0.01
+"""A factor that differs from 1 by more is a correction, not rounding."""
+FAR = 1.0
+"""Gap of a token, in nats, that rounding alone hardly ever makes."""
 
 
 @dataclass
 class Mismatch(Sums):
-    """Sums over tokens and completions. Tokens with zero weight, and completions without others, are ignored."""
+    """Sums over tokens and completions. Tokens with zero weight, and completions without other tokens, are ignored.
+
+    Each is a float32 scalar.
+    """
 
     tokens: Tensor
+    """The number of tokens."""
     kl: Tensor
-    """K3 of KL(μ || π): r - 1 - log r of a token, with r = π/μ; unbiased, since μ drew the tokens."""
+    """The sum of k3 of KL(μ || π) over tokens: r - 1 - log r with r = π/μ; unbiased, since μ sampled the tokens."""
     corrected: Tensor
-    """Tokens whose factor differs from 1 by more than `CHANGED`."""
+    """The number of tokens whose factor differs from 1 by more than `CHANGED`."""
     masked: Tensor
-    """Tokens whose factor is 0."""
+    """The number of tokens whose factor is 0."""
     completions: Tensor
+    """The number of completions."""
     ratio: Tensor
-    """π/μ of whole completions."""
+    """The sum of π/μ of whole completions."""
     squared_ratio: Tensor
+    """The sum of the squares of π/μ of whole completions."""
     off: Tensor
-    """|log π - log μ| of a token, in nats."""
+    """The sum of |log π - log μ| over tokens, in nats."""
     far: Tensor
-    """Tokens for which it is more than `FAR`."""
+    """The number of tokens with |log π - log μ| above `FAR`."""
     gap: Tensor
-    """The largest |log π - log μ| of a token."""
+    """The largest |log π - log μ| of a token, in nats."""
 
     @classmethod
     def from_micro_batch(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor) -> "Mismatch":
-        """The numbers of one micro-batch from [N] log π and the [N] factor of its correction; zeros without log μ."""
+        """Sums the numbers of one micro-batch; zeros if log μ is unknown.
+
+        Args:
+            rollouts: The rollouts of the micro-batch.
+            logp: [N] float32 log π.
+            factor: [N] float32 factors of the correction.
+        """
         if rollouts.sampler_logp is None:
             return cls(*(torch.zeros((), device=logp.device) for _ in fields(cls)))
         counts = rollouts.weight != 0
@@ -67,22 +81,22 @@ class Mismatch(Sums):
         )
 
     def reduce(self, reduce: Callable[..., Tensor]) -> Self:
-        """The numbers of all ranks together, on the CPU."""
+        """Adds up the numbers of all ranks, and copies them to the CPU."""
         return super().reduce(reduce).on_host()[0]
 
     def gaps(self) -> tuple[float, float]:
-        """Mean |log π - log μ| per token in nats, and the fraction of tokens for which it is more than `FAR`."""
-        mean, far = torch.stack([self.off, self.far]) / self.tokens.clamp(min=1)
-        return float(mean), float(far)
+        """Returns the mean |log π - log μ| per token in nats, and the fraction of tokens where it is above `FAR`."""
+        mean_gap, far_fraction = torch.stack([self.off, self.far]) / self.tokens.clamp(min=1)
+        return float(mean_gap), float(far_fraction)
 
     def metrics(self) -> dict[str, Tensor]:
-        """The numbers to log, by name; none where no token counts."""
+        """Returns metrics by name; none if no token counts."""
         metrics = {
             "mismatch/kl": self.kl / self.tokens,
             "mismatch/gap": self.gap,
             "mismatch/corrected": self.corrected / self.tokens,
             "mismatch/masked": self.masked / self.tokens,
-            # Kish's: as many completions of equal weight would spread the mean as much.
+            # Kish's effective sample size: a mean of so many completions of equal weight would vary as much.
             "mismatch/ess": self.ratio.square() / (self.completions * self.squared_ratio),
         }
         return metrics if self.tokens > 0 else {}

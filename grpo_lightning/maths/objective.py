@@ -20,10 +20,12 @@ from grpo_lightning.types import require
 
 @dataclass(slots=True)
 class Terms:
-    """What N tokens add to J, each before its weight."""
+    """The terms of N tokens in J, before their weights."""
 
+    old_logp: Tensor
+    """[N] float32 log π_old; log π_θ, without gradient, while π_old is π_θ."""
     surrogate: SurrogateResult
-    """The surrogate's values and bounds."""
+    """The values of the surrogate, and which tokens are at a bound."""
     kl: Tensor
     """[N] estimates of KL(π_θ || π_ref); 0 without a reference."""
     total: Tensor
@@ -37,25 +39,34 @@ class Objective:
     Args:
         surrogate: The per-token objective from log π_θ, log π_old and Â.
         kl: Estimator of D_KL[π_θ || π_ref].
-        beta: β, its coefficient. 0 means no KL term.
-        weighting: How tokens are averaged.
-        denominator: The tokens that `weighting` counts: all that were `sampled`, those `kept` by the masks, or of these
-            the tokens of groups that have an advantage (`has_advantage`).
+        beta: β, coefficient of the KL term. 0 means no KL term.
+        weighting: The average over tokens.
+        denominator: Tokens that `weighting` counts: `sampled`, all tokens; `kept`, tokens that the masks keep;
+            `has_advantage`, kept tokens of groups that have an advantage.
         masks: Tokens to leave out, or factors of their weights.
         correction: A factor in the weight where sampler and policy differ: the engine rounds, or has older weights.
-        entropy: c, the coefficient of the entropy H of π_θ at each token, against collapse to few answers.
+        entropy: c, the coefficient of the entropy H of π_θ at each token, against a collapse to few answers.
         reward_kl: A KL penalty in the reward, beside `beta` or instead of it.
     """
 
     surrogate: Surrogate = field(default_factory=Clipped)
+    """The per-token objective from log π_θ, log π_old and Â."""
     kl: KLEstimator = field(default_factory=K3)
+    """Estimator of D_KL[π_θ || π_ref]."""
     beta: float = 0.0
+    """β, coefficient of the KL term; 0 means no KL term."""
     weighting: TokenWeighting = field(default_factory=SequenceMean)
+    """The average over tokens."""
     masks: list[TokenMask] = field(default_factory=list)
+    """Tokens to leave out, or factors of their weights."""
     entropy: EntropyBonus = field(default_factory=NoEntropy)
+    """c, the coefficient of the entropy of π_θ."""
     correction: Correction = field(default_factory=NoCorrection)
+    """A factor in the weight where sampler and policy differ."""
     reward_kl: KLPenalty | None = None
+    """A KL penalty in the reward; None: there is none."""
     denominator: Literal["sampled", "kept", "has_advantage"] = "sampled"
+    """Tokens that `weighting` counts."""
 
     def __post_init__(self) -> None:
         require(self.beta >= 0, f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
@@ -71,33 +82,33 @@ class Objective:
         return self.beta == 0 and isinstance(self.entropy, NoEntropy) and not self.surrogate.moves_without_advantage
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        """The columns of surrogate and correction. Every rank must call it."""
+        """Computes the columns of surrogate and correction. Every rank must call it."""
         return self.surrogate.prepare(rollouts) | self.correction.prepare(rollouts)
 
     def counted(self, rollouts: Rollouts) -> Tensor:
-        """[N] bool, True for the tokens of the denominators."""
+        """[N] bool, True for tokens that the denominators of the weighting count."""
         if self.denominator == "sampled":
             return torch.ones_like(rollouts.weight, dtype=torch.bool)
         is_kept = mask_factor(self.masks, rollouts) != 0
         if self.denominator == "kept":
             return is_kept
-        group = rollouts.spread(rollouts.group)
+        group = rollouts.per_token(rollouts.group)
         advantage_of_group = segment_sum(rollouts.advantage.abs(), group, len(rollouts.prompt_lengths))
         return is_kept & (advantage_of_group[group] > 0)
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
-        """[N] float32: the weighting's weight of every token, times the factors of the masks."""
+        """[N] float32 weights of the tokens: the weighting's weight, multiplied by the factors of the masks."""
         return self.weighting.per_token(rollouts, self.counted(rollouts), batch) * mask_factor(self.masks, rollouts)
 
     def factor(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
-        """[N] what the correction multiplies the weight by, from [N] log π_old; 1 where it reads nothing."""
+        """[N] float32 factors of the correction, from [N] log π_old; 1 without a correction."""
         if not self.correction.reads_sampler:
             return torch.ones_like(old_logp)
         assert rollouts.sampler_logp is not None
         return self.correction(log_ratio(old_logp.detach(), rollouts.sampler_logp), rollouts)
 
     def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts, divergence: Tensor | None = None) -> Terms:
-        """What each token adds to J, before its weight; arguments as in `__call__`."""
+        """Computes the terms of each token in J, before its weight; arguments as in `__call__`."""
         old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         surrogate = self.surrogate(logp, old_logp, rollouts)
         if divergence is not None:
@@ -112,24 +123,25 @@ class Objective:
             total = total - self.beta * kl
         if self.entropy.coefficient > 0:
             total = total + self.entropy.coefficient * entropy
-        return Terms(surrogate, kl, total)
+        return Terms(old_logp, surrogate, kl, total)
 
     def __call__(
         self, logp: Tensor, entropy: Tensor, rollouts: Rollouts, divergence: Tensor | None = None
     ) -> tuple[Tensor, Diagnostics]:
-        """J with gradient, and diagnostics.
+        """Computes J with gradient, and its diagnostics.
 
         Args:
             logp: [N] float32 log π_θ, with gradient.
             entropy: [N] float32 entropy of π_θ, with gradient if it earns a bonus.
-            rollouts: The tokens.
-            divergence: [N] float32 D(π_θ, π_ref) with gradient, if `kl` has read it; else `kl` estimates it.
+            rollouts: The rollouts of the tokens, with the columns that the objective reads.
+            divergence: [N] float32 D(π_θ, π_ref) with gradient, if `kl` has computed it in the forward. None: `kl`
+                estimates it from log-probs.
         """
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
-        old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         terms = self.terms(logp, entropy, rollouts, divergence)
-        weight = rollouts.weight * self.factor(old_logp, rollouts)
+        weight = rollouts.weight * self.factor(terms.old_logp, rollouts)
         objective = (weight * terms.total).sum()
+        change = log_ratio(logp.detach(), terms.old_logp)
         return objective, Diagnostics.from_update(
-            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio(logp.detach(), old_logp)
+            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, change
         )

@@ -1,4 +1,4 @@
-"""Numbers per token that are known before the passes, some of them from the tokens of all ranks."""
+"""Columns that are computed once per step, before the passes, some of them from the tokens of all ranks."""
 
 import torch
 from torch import Tensor
@@ -8,24 +8,24 @@ from grpo_lightning.maths.rollouts import Rollouts
 
 
 class Prepared:
-    """A part of the objective that may compute columns once per step, before the passes."""
+    """Base of the parts of the objective that may compute columns once per step, before the passes."""
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        """Columns [N] float32 by name, computed from the whole groups of this rank; here none.
+        """Computes [N] float32 columns by name from the complete groups of this rank; by default none.
 
-        Every rank calls it, also one without completions, whose `sampler_logp` is None: it may ask the others
-        (`gathered`). In a call, `rollouts.columns` has the columns of the micro-batch's tokens: zeros in a
-        micro-batch of weight 0, which fills up a rank with less to do.
+        Every rank calls it, even without completions (`sampler_logp` is then None), so that it may gather numbers of
+        all ranks (`gathered`). In updates, `rollouts.columns` holds these columns for the tokens of a micro-batch. They
+        are zero in an idle micro-batch, which has weight 0 and fills up a rank with less to do.
         """
         return {}
 
 
 def gathered(values: Tensor) -> Tensor:
-    """[n] the numbers of all ranks, on the CPU, from [N] of this one. Every rank must call it."""
+    """[n] the numbers of all ranks, on the CPU, from the [N] numbers of this rank. Every rank must call it."""
     return torch.cat(ranks.gather(values.cpu()))
 
 
 def rank_in_step(values: Tensor) -> Tensor:
-    """[N] the fraction of the numbers of all ranks that are smaller. Every rank must call it."""
+    """[N] float32, the fraction of the numbers of all ranks that are smaller than each. Every rank must call it."""
     values_of_step = gathered(values).sort().values
     return torch.searchsorted(values_of_step, values) / len(values_of_step)

@@ -1,4 +1,4 @@
-"""The record: the completions of one exploration step, as flat vectors over the tokens that the policy drew."""
+"""The record of an exploration step: its completions, as flat vectors over the tokens that the policy sampled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,31 +16,31 @@ FIELDS = ("prompt_token_ids", "prompt_lengths", "group", "token_ids", "lengths",
 
 @dataclass(eq=False)
 class Rollouts(Columns):
-    """B completions of Q prompts over the N tokens that the policy drew, without padding.
+    """B completions of Q prompts, over the N tokens that the policy sampled, without padding.
 
-    Tokens that somebody else wrote are context: the policy sees them, no formula does, and `lengths` does not count
-    them. A conversation whose history is rewritten stands here in several consecutive rows with the same `row` index.
-    Rewards, advantages and weightings take such pieces as one completion.
+    Tokens that a tool or an environment wrote are context: the policy sees them, no formula does, and `lengths` does
+    not count them. A completion usually is one row. A conversation whose history was rewritten is several consecutive
+    rows with the same `row`. Rewards, advantages and weightings treat these rows as one completion.
     """
 
     prompt_token_ids: Tensor
-    """[sum of prompt lengths] int64, the prompts end to end, each once."""
+    """[sum of prompt lengths] int64, the tokens of the prompts end to end, each prompt once."""
     prompt_lengths: Tensor
-    """[Q] int64, tokens of each prompt, at least 1."""
+    """[Q] int64, the number of tokens of each prompt, at least 1."""
     group: Tensor
-    """[B] int64, index of each completion's prompt."""
+    """[B] int64, the index of each row's prompt."""
     token_ids: Tensor
-    """[N] int64, the drawn tokens end to end, stop tokens included."""
+    """[N] int64, the sampled tokens end to end, stop tokens included."""
     lengths: Tensor
-    """[B] int64, the paper's |o_i|: drawn tokens of each row, at least 1."""
+    """[B] int64, the paper's |o_i|: the number of sampled tokens of each row, at least 1."""
     context: Context | None = None
-    """Given tokens; None if everything was drawn."""
+    """The context tokens; None if every token was sampled."""
     row: Tensor = None  # type: ignore[assignment]
-    """[B] int64, index of the completion in the exploration step; by default 0, 1, 2, ..."""
+    """[B] int64, the index of each row's completion among the samples of the step; by default 0, 1, 2, ..."""
     truncated: Tensor = None  # type: ignore[assignment]
-    """[B] bool, True for completions cut off at `max_new_tokens`; by default none."""
+    """[B] bool, True for completions that were cut off at `max_new_tokens`; by default all False."""
     columns: dict[str, Tensor] = field(default_factory=dict)
-    """[N] float32 Â, weight, log-probs and more by name: the properties of `Columns`."""
+    """[N] float32 numbers of each token by name: Â, weight, log-probs (see `Columns`), and what a method adds."""
     temperature: float = 1.0
     """log π_θ is the log-softmax of logits / temperature."""
     sizes: Sizes = None  # type: ignore[assignment]
@@ -54,9 +54,12 @@ class Rollouts(Columns):
         assert self.group.shape == self.lengths.shape == self.row.shape == self.truncated.shape
         if (context := self.context) is not None:
             assert context.position.shape == self.token_ids.shape and context.lengths.shape == self.lengths.shape
+
+        # Â and weight always exist.
         zeros = {name: torch.zeros_like(self.token_ids, dtype=torch.float32) for name in ("advantage", "weight")}
         columns, self.columns = zeros | self.columns, {}
         self.add_columns(columns)
+
         self.sizes = self.sizes or Sizes.of(self.prompt_lengths, self.group, self.lengths, self.context)
 
     @classmethod
@@ -65,30 +68,33 @@ class Rollouts(Columns):
         prompts: Sequence[Sequence[int]],
         group: Sequence[int],
         completions: Sequence[Sequence[int]],
-        drawn: Sequence[Sequence[bool]] | None = None,
+        is_sampled: Sequence[Sequence[bool]] | None = None,
         **fields: Any,
     ) -> "Rollouts":
-        """Rollouts from lists of token ids.
+        """Makes rollouts of lists of token ids.
 
         Args:
             prompts: [Q] token ids of each prompt.
             group: [B] index of each completion's prompt.
-            completions: [B] token ids of each completion, drawn and given.
-            drawn: [B] True for each token that the policy drew; the others are context. None: it drew all.
+            completions: [B] token ids of each completion, sampled tokens and context.
+            is_sampled: [B] a flag per token, True if the policy sampled it; other tokens are context. None: it sampled
+                all tokens.
             fields: Further arguments of `Rollouts`.
         """
         token_ids, lengths = ragged.flat(completions)
         context = None
-        if drawn is not None and drawn != [[True] * len(completion) for completion in completions]:
-            token_ids, lengths, context = Context.split(token_ids, lengths, drawn)
+        if is_sampled is not None and is_sampled != [[True] * len(completion) for completion in completions]:
+            token_ids, lengths, context = Context.split(token_ids, lengths, is_sampled)
         group_of_row = torch.tensor(group, dtype=torch.int64)
         return cls(*ragged.flat(prompts), group_of_row, token_ids, lengths, context, **fields)
 
     @classmethod
     def concat(cls, batches: Sequence["Rollouts"], num_rows: Sequence[int] | None = None) -> "Rollouts":
-        """Several rollouts end to end; a batch without tokens may lack columns that others have.
+        """Concatenates rollouts. A batch without tokens may lack columns that other batches have.
 
-        `num_rows` is what each batch adds to the `row` of the next ones, by default its length.
+        Args:
+            batches: Rollouts of different prompts, sampled at one temperature.
+            num_rows: The number that each batch adds to the `row` of the next batches, by default its length.
         """
         assert len({batch.temperature for batch in batches}) == 1
         fields: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in FIELDS}
@@ -97,7 +103,7 @@ class Rollouts(Columns):
         batch_lengths = [len(batch) for batch in batches]
         num_prompts = [len(batch.prompt_lengths) for batch in batches]
         for name, counts in (("row", num_rows or batch_lengths), ("group", num_prompts)):
-            offsets = ragged.spread(ragged.starts(torch.tensor(counts)), torch.tensor(batch_lengths))
+            offsets = ragged.per_element(ragged.starts(torch.tensor(counts)), torch.tensor(batch_lengths))
             fields[name] += offsets.to(fields[name].device)
 
         names = dict.fromkeys(name for batch in batches for name in batch.columns)
@@ -109,47 +115,50 @@ class Rollouts(Columns):
         )
 
     def __len__(self) -> int:
-        """B."""
+        """Returns B, the number of rows."""
         return len(self.lengths)
 
     @property
-    def begins(self) -> Tensor:
-        """[B] bool, True where a completion begins: consecutive rows of the same `row` are pieces of one."""
+    def is_first_row(self) -> Tensor:
+        """[B] bool, True for the first row of each completion."""
+        # -2 is no row of a completion: it makes the first row differ from the one before it.
         previous_row = torch.cat([self.row.new_full((1,), -2), self.row])[: len(self)]
         return self.row != previous_row
 
     @property
-    def completion(self) -> Tensor:
-        """[B] int64, the index of the completion that each row is a piece of."""
-        return self.begins.cumsum(0) - 1
+    def completion_of_row(self) -> Tensor:
+        """[B] int64, the index of each row's completion among the completions in this record."""
+        return self.is_first_row.cumsum(0) - 1
 
     @property
-    def whole_lengths(self) -> Tensor:
-        """[completions] int64, drawn tokens of each completion, in all of its pieces."""
-        return ragged.segment_sum(self.lengths, self.completion, int(self.begins.sum()))
+    def lengths_by_completion(self) -> Tensor:
+        """[completions] int64, the number of sampled tokens of each completion, in all of its rows."""
+        return ragged.segment_sum(self.lengths, self.completion_of_row, int(self.is_first_row.sum()))
 
     @property
     def num_tokens(self) -> int:
-        """N, the drawn tokens."""
+        """N, the number of sampled tokens."""
         return len(self.token_ids)
 
     @property
     def all_token_ids(self) -> Tensor:
-        """[sum of prompt lengths + N + M] the tokens of all prompts, then the drawn ones, then the given ones."""
+        """[sum of prompt lengths + N + M] int64, the tokens of the prompts, the sampled tokens, the context tokens."""
         return torch.cat([self.prompt_token_ids, self.token_ids, *([self.context.ids] if self.context else [])])
 
     def with_columns(self, columns: Mapping[str, Tensor | None]) -> "Rollouts":
-        """The same rollouts with further columns, or with others in place of their own; None takes one away."""
+        """Returns a copy with these columns added or replaced; None removes a column."""
         rollouts = replace(self, columns={**self.columns})
         rollouts.add_columns(columns)
         return rollouts
 
-    def spread(self, values: Tensor) -> Tensor:
-        """One value per completion [B] -> one value per token [N]."""
-        return ragged.spread(values, self.lengths, self.num_tokens)
+    def per_token(self, values: Tensor) -> Tensor:
+        """Repeats one value per row [B] for each of its tokens: [N]."""
+        return ragged.per_element(values, self.lengths, self.num_tokens)
+
+    spread = per_token  # its name in 0.2, for methods in users' files
 
     def to(self, device: torch.device | str) -> "Rollouts":
-        """Itself if it is on `device` already, else a copy there. `sizes` stay on the host, and dtypes as they are."""
+        """Returns a copy on `device`, or itself if it is there. `sizes` stay on the host, and dtypes are kept."""
         if self.token_ids.device == torch.device(device):
             return self
         moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in FIELDS}
@@ -157,7 +166,7 @@ class Rollouts(Columns):
         return replace(self, **moved, context=self.context and self.context.to(device), columns=columns)
 
     def select(self, rows: Tensor) -> "Rollouts":
-        """The completions `rows` [r], in that order, with only the prompts that they need."""
+        """Returns the rows `rows` [r], in that order, with only the prompts that they need."""
         tokens = ragged.take(rows, self.lengths)
         prompts, group = self.group[rows].unique(return_inverse=True)
         return Rollouts(
@@ -174,5 +183,5 @@ class Rollouts(Columns):
         )
 
     def micro_batches(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
-        """The rollouts cut into micro-batches of at most `max_tokens` each; arguments as for `Sizes.packs`."""
+        """Cuts the rollouts into micro-batches of at most `max_tokens` tokens each; see `Sizes.micro_batches`."""
         return [self.select(rows.to(self.lengths.device)) for rows in self.sizes.micro_batches(max_tokens, by_group)]

@@ -1,4 +1,4 @@
-"""Lengths and positions of rollouts, and the tokens in them that the policy did not draw."""
+"""Lengths and positions of rollouts, and their context: the tokens that the policy did not sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,38 +11,38 @@ from grpo_lightning.maths import ragged
 
 
 class Context(NamedTuple):
-    """Tokens inside completions that somebody else wrote: a tool's answer, an environment's turn."""
+    """Tokens inside completions that the policy did not sample: a tool's answer, an environment's turn."""
 
     ids: Tensor
-    """[M] int64, end to end."""
+    """[M] int64, the context tokens of all completions, end to end."""
     lengths: Tensor
-    """[B] int64, given tokens of each completion."""
+    """[B] int64, the number of context tokens of each completion."""
     position: Tensor
-    """[N] int64, index of each drawn token among the drawn and given tokens of its completion."""
+    """[N] int64, the index of each sampled token among all tokens of its completion."""
 
     def to(self, device: torch.device | str) -> "Context":
-        """The same on another device."""
+        """Returns a copy on another device."""
         return Context(*(values.to(device) for values in self))
 
     def select(self, rows: Tensor, tokens: Tensor) -> "Context":
-        """That of some completions: [r] their rows, and the indices of their drawn tokens."""
+        """Returns the context of the completions `rows` [r], whose sampled tokens have the indices `tokens`."""
         return Context(self.ids[ragged.take(rows, self.lengths)], self.lengths[rows], self.position[tokens])
 
     @classmethod
     def split(
-        cls, token_ids: Tensor, lengths: Tensor, drawn: Sequence[Sequence[bool]]
+        cls, token_ids: Tensor, lengths: Tensor, is_sampled: Sequence[Sequence[bool]]
     ) -> tuple[Tensor, Tensor, "Context"]:
-        """The drawn tokens [N] of [N + M] `token_ids`, their lengths [B], and the others as context."""
-        assert [len(flags) for flags in drawn] == lengths.tolist(), "one flag per token"
-        is_sampled = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
-        num_sampled = ragged.segment_sum(is_sampled.long(), ragged.segments(lengths), len(lengths))
-        assert int(num_sampled.min()) > 0, "a completion has at least one drawn token"
-        position = ragged.positions(lengths)[is_sampled]
-        return token_ids[is_sampled], num_sampled, cls(token_ids[~is_sampled], lengths - num_sampled, position)
+        """Splits [N + M] `token_ids` into sampled tokens [N] with their lengths [B], and context."""
+        assert [len(flags) for flags in is_sampled] == lengths.tolist(), "one flag per token"
+        mask = torch.tensor([flag for flags in is_sampled for flag in flags], dtype=torch.bool)
+        num_sampled = ragged.segment_sum(mask.long(), ragged.segments(lengths), len(lengths))
+        assert int(num_sampled.min()) > 0, "a completion has at least one sampled token"
+        position = ragged.positions(lengths)[mask]
+        return token_ids[mask], num_sampled, cls(token_ids[~mask], lengths - num_sampled, position)
 
     @classmethod
     def concat(cls, batches: Sequence[tuple["Context | None", Tensor]]) -> "Context | None":
-        """Several end to end, each with the [B] numbers of drawn tokens of its completions; None if none has any."""
+        """Concatenates contexts, each given with the [B] numbers of sampled tokens; None if no batch has context."""
         if not any(context for context, _ in batches):
             return None
         contexts = [context or cls.empty(num_sampled) for context, num_sampled in batches]
@@ -50,7 +50,7 @@ class Context(NamedTuple):
 
     @classmethod
     def empty(cls, num_sampled: Tensor) -> "Context":
-        """The context of completions of [B] `num_sampled` tokens that the policy drew alone."""
+        """Returns the context of completions without context tokens, of [B] `num_sampled` sampled tokens."""
         return cls(num_sampled[:0], torch.zeros_like(num_sampled), ragged.positions(num_sampled))
 
 
@@ -59,48 +59,49 @@ class Sizes:
     """Lengths and positions on the host, so that laying out a forward pass does not wait for a GPU."""
 
     prompt_lengths: Tensor
-    """[Q] int64."""
+    """[Q] int64, the number of tokens of each prompt."""
     group: Tensor
-    """[B] int64."""
+    """[B] int64, the index of each row's prompt."""
     lengths: Tensor
-    """[B] int64, drawn tokens alone."""
+    """[B] int64, the number of sampled tokens of each row."""
     completion_lengths: Tensor
-    """[B] int64, drawn and given tokens."""
+    """[B] int64, the number of sampled tokens and context tokens of each row."""
     position: Tensor
-    """[N] int64, index of each drawn token in its completion."""
+    """[N] int64, the index of each sampled token among all tokens of its row."""
 
     @classmethod
     def of(cls, prompt_lengths: Tensor, group: Tensor, lengths: Tensor, context: Context | None) -> "Sizes":
-        """A copy on the host."""
-        prompt_lengths, group, lengths = prompt_lengths.cpu(), group.cpu(), lengths.cpu()
+        """Copies the sizes of rollouts to the host."""
+        lengths = lengths.cpu()
         if context is None:
-            return cls(prompt_lengths, group, lengths, lengths, ragged.positions(lengths))
-        return cls(prompt_lengths, group, lengths, lengths + context.lengths.cpu(), context.position.cpu())
+            return cls(prompt_lengths.cpu(), group.cpu(), lengths, lengths, ragged.positions(lengths))
+        completion_lengths = lengths + context.lengths.cpu()
+        return cls(prompt_lengths.cpu(), group.cpu(), lengths, completion_lengths, context.position.cpu())
 
     @property
     def sequence_lengths(self) -> Tensor:
-        """[B] tokens of prompt and completion together."""
+        """[B] int64, the number of tokens of prompt and completion together."""
         return self.prompt_lengths[self.group] + self.completion_lengths
 
     @property
-    def drawn(self) -> Tensor:
-        """[N] index of each drawn token among the tokens of all completions, end to end."""
-        return ragged.spread(ragged.starts(self.completion_lengths), self.lengths) + self.position
+    def sampled(self) -> Tensor:
+        """[N] int64, the index of each sampled token among the tokens of all completions, end to end."""
+        return ragged.per_element(ragged.starts(self.completion_lengths), self.lengths) + self.position
 
     @property
     def order(self) -> Tensor:
-        """[N + M] index of each token of all completions, end to end, among the drawn tokens and then the given."""
+        """[N + M] int64, the index of each token of all completions among the sampled and then the context tokens."""
         is_context = torch.ones(int(self.completion_lengths.sum()), dtype=torch.bool)
-        is_context[self.drawn] = False
-        index = torch.cat([self.drawn, is_context.nonzero().flatten()])
+        is_context[self.sampled] = False
+        index = torch.cat([self.sampled, is_context.nonzero().flatten()])
         return torch.empty_like(index).index_copy_(0, index, torch.arange(len(index)))
 
     def micro_batches(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:
-        """The rows [r] of micro-batches of at most `max_tokens` tokens each.
+        """Cuts rows into micro-batches of at most `max_tokens` tokens each. Returns the rows [r] of each.
 
         Args:
             max_tokens: Tokens of prompts, completions with their context, and padding; 0 sets no limit.
-            by_group: Keep groups together, for a policy that shares their prompt, where any prompt has several.
+            by_group: Keep groups together if a prompt has several rows, for a policy that shares their prompt.
         """
         if by_group and len(self.lengths) > len(self.prompt_lengths):
             lengths = self.prompt_lengths.tolist(), self.group.tolist(), self.completion_lengths.tolist()

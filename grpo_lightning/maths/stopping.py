@@ -1,4 +1,4 @@
-"""Stop rules: when to end the μ passes over one step's rollouts early. The remaining updates then change nothing."""
+"""Stop rules end the μ passes over one step's rollouts early. The remaining updates then change nothing."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,17 +9,22 @@ from grpo_lightning.types import require
 
 
 class StopRule(ABC):
-    """Decides from the updates of one exploration step. The numbers are sums over ranks, so all ranks decide alike."""
+    """Decides whether the passes end. The numbers are sums over ranks, so that all ranks decide alike."""
 
     @abstractmethod
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """True to stop before the last of two or more `updates` is made; a pass has `num_minibatches` of them."""
+        """Returns True to end the passes before the last of `updates` is made.
+
+        Args:
+            updates: The two or more updates of the exploration step so far; the last is not made yet.
+            num_minibatches: Updates per pass.
+        """
 
 
 class FixedPasses(StopRule):
-    """Never stops: all μ passes, as in DeepSeekMath's Algorithm 1.
+    """Makes all μ passes, as in DeepSeekMath's Algorithm 1.
 
-    Every step then does the same work, which makes runs easy to compare.
+    Every step does the same work, which makes runs easy to compare.
     """
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
@@ -27,13 +32,13 @@ class FixedPasses(StopRule):
 
 
 class AllConverged(StopRule):
-    """Stops when the tokens are where they should go: at their clip bound, or at their target probability.
+    """Stops when the tokens have converged: they are at their clip bound, or at their target probability.
 
-    Further passes would change little. Counted are the tokens that push (Â and weight not 0), but for those whose bound
+    Further passes would change little. The rule counts tokens whose Â and weight are not 0, except tokens whose bound
     lies beyond probability 1.
 
     Args:
-        fraction: Fraction of the counted tokens that must be at their bound, over one whole pass.
+        fraction: Fraction of the counted tokens that must have converged, over one whole pass.
     """
 
     def __init__(self, fraction: float = 0.9) -> None:
@@ -44,15 +49,15 @@ class AllConverged(StopRule):
         if len(updates) % num_minibatches:
             return False
         first, *later = updates[-num_minibatches:]
-        of_pass = sum(later, first)
-        num_converged = of_pass.clipped_low + of_pass.clipped_high
-        return bool(num_converged >= self.fraction * (of_pass.has_advantage - of_pass.unreachable))
+        total = sum(later, first)
+        num_converged = total.clipped_low + total.clipped_high
+        return bool(num_converged >= self.fraction * (total.has_advantage - total.unreachable))
 
 
 class KLAbove(StopRule):
-    """Stops when the policy is further than `target` from the one that was sampled, by `policy/kl_old`.
+    """Stops when the KL from the old policy to the policy (`policy/kl_old`) is above `target`.
 
-    A guard against steps that go too far, as in PPO implementations with a target KL.
+    A guard against steps that move the policy too far, as in PPO implementations with a target KL.
 
     Args:
         target: Largest mean KL(π_old || π_θ) over an update's tokens, in nats per token.
@@ -68,23 +73,24 @@ class KLAbove(StopRule):
 
 @dataclass(slots=True)
 class Passes:
-    """The optimizer updates of one exploration step as they happen, and what ended them."""
+    """Records the optimizer updates of one exploration step, and ends them by a stop rule."""
 
     rule: StopRule
-    """Asked at every update but the first."""
+    """Is called at every update but the first."""
     num_minibatches: int
-    """Updates of one pass."""
+    """Updates per pass."""
     updates: list[Diagnostics] = field(default_factory=list)
+    """The diagnostics of the updates so far, over all ranks."""
     ended_by: str | None = None
-    """The name of the rule that ended them."""
+    """The class name of the rule that ended the passes; None while they go on."""
 
     @property
     def ended(self) -> bool:
-        """True if the rule has ended them."""
+        """True if the rule has ended the passes."""
         return self.ended_by is not None
 
     def record(self, update: Diagnostics, is_finite: bool = True) -> None:
-        """Notes an update before the optimizer makes it, and asks the rule if its numbers are finite."""
+        """Records an update before the optimizer makes it. If it is finite, the rule decides whether the passes end."""
         self.updates.append(update)
         if len(self.updates) > 1 and is_finite and self.rule(self.updates, self.num_minibatches):
             self.ended_by = type(self.rule).__name__

@@ -1,4 +1,4 @@
-"""Surrogates: the per-token objective to be maximised, before the KL term, from log π_θ, log π_old and Â."""
+"""Surrogates: the per-token objective before the KL term, from log π_θ, log π_old and Â."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,41 +16,50 @@ from grpo_lightning.types import require
 
 @dataclass(slots=True)
 class SurrogateResult:
-    """The objective of N tokens, and which of them are at a bound."""
+    """The objective of N tokens, and flags of tokens that are at a bound."""
 
     value: Tensor
-    """[N] objective to maximise, with gradient through log π_θ."""
+    """[N] float32 objective to maximise, with gradient through log π_θ."""
     clipped_low: Tensor
-    """[N] bool: a bad token at its lower bound or beyond."""
+    """[N] bool, True for a bad token (Â < 0) at its lower bound or beyond."""
     clipped_high: Tensor
-    """[N] bool: a token at its upper bound or beyond."""
+    """[N] bool, True for a token at its upper bound or beyond."""
     unreachable: Tensor
-    """[N] bool: a good token whose upper bound lies beyond probability 1."""
+    """[N] bool, True for a good token (Â > 0) whose upper bound lies beyond probability 1."""
 
     @classmethod
     def unbounded(cls, value: Tensor) -> "SurrogateResult":
-        """The result of a surrogate that sets no bounds."""
-        none = torch.zeros_like(value, dtype=torch.bool)
-        return cls(value, none, none, none)
+        """Returns the result of a surrogate that sets no bounds."""
+        never = torch.zeros_like(value, dtype=torch.bool)
+        return cls(value, never, never, never)
 
 
 class Surrogate(Prepared, ABC):
-    """The per-token objective. Gradient flows through `logp` alone; a token whose Â is 0 has value and gradient 0."""
+    """Computes the per-token objective. Gradient flows only through `logp`.
+
+    A token whose Â is 0 has value and gradient 0, unless `moves_without_advantage`.
+    """
 
     reads_old_logp: bool = False
-    """True if `prepare` needs log π_old. If False, it is not computed when a step has only one update."""
+    """True if `prepare` reads log π_old. If False, log π_old is not computed for a step with a single update."""
     moves_without_advantage: bool = False
-    """True if a token whose Â is 0 has a gradient too: a penalty, say. Then its completion is not left out."""
+    """True if a token whose Â is 0 may have a gradient, for example from a penalty. Its completion is then kept."""
 
     @abstractmethod
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        """The values of N tokens, from [N] log π_θ with gradient, [N] log π_old and their rollouts."""
+        """Computes the objective of N tokens.
+
+        Args:
+            logp: [N] float32 log π_θ, with gradient.
+            old_logp: [N] float32 log π_old.
+            rollouts: The rollouts of the tokens, with Â and prepared columns.
+        """
 
 
 class Reinforce(Surrogate):
     """REINFORCE: Â log π_θ, without a ratio (Williams 1992).
 
-    The plainest one, for a single update per step: it has no bounds to tune, and none to hold it off policy.
+    The plainest surrogate, for a single update per step: it has no bounds, so nothing limits it off policy.
     """
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
@@ -60,13 +69,13 @@ class Reinforce(Surrogate):
 class Clipped(Surrogate):
     """PPO and GRPO: min(ratio * Â, clip(ratio, 1 - clip_low, 1 + clip_high) * Â) (DeepSeekMath Eq. 3; CS336 Eq. 29).
 
-    Makes several updates per step safe: a token stops pushing once its ratio is at the bound.
+    Makes several updates per step safe: a token has no gradient once its ratio is at the bound.
 
     Args:
         clip_low: ε below: a bad token gains nothing from a ratio under 1 - clip_low. None sets no bound.
         clip_high: ε above: a good token gains nothing from a ratio over 1 + clip_high. DAPO's clip-higher is 0.28. None
             sets no bound.
-        dual_clip: c > 1. The value of a bad token is at least c * Â, so it no longer pushes if its ratio is over c.
+        dual_clip: c > 1. The value of a bad token is at least c * Â, so it has no gradient if its ratio is over c.
             3 in arXiv 1912.09729, Eq. 5. None sets no such bound.
     """
 
@@ -88,13 +97,13 @@ class Clipped(Surrogate):
 
 
 class SequenceClipped(Surrogate):
-    """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for each of its tokens.
+    """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for all its tokens.
 
     For long completions and mixtures of experts, where the ratios of single tokens are noisy. With the weighting
     `SequenceMean` this is arXiv 2507.18071, Eq. 5-7.
 
     Args:
-        clip_low: ε below; s_i moves little, so the paper's is small. None sets no bound.
+        clip_low: ε below; s_i moves little, so it is small in the paper. None sets no bound.
         clip_high: ε above. None sets no bound.
     """
 
@@ -102,16 +111,16 @@ class SequenceClipped(Surrogate):
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        highest = rollouts.spread(segment_mean(-old_logp, rollouts.lengths))
+        highest = rollouts.per_token(segment_mean(-old_logp, rollouts.lengths))
         return clip(self.ratio(logp, old_logp, rollouts), rollouts.advantage, self.low, self.high, highest)
 
     def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
-        """[N] s_i, for each token of completion i."""
-        return rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
+        """[N] float32, s_i for each token of completion i."""
+        return rollouts.per_token(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
 
 
 def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, float]:
-    """Lowest and highest ratio: 1 - clip_low and 1 + clip_high; None sets no bound."""
+    """Returns the lowest and the highest ratio, 1 - clip_low and 1 + clip_high; None sets no bound."""
     low = 0.0 if clip_low is None else 1 - clip_low
     high = math.inf if clip_high is None else 1 + clip_high
     require(0 <= low <= 1, f"clip_low={clip_low}: give a number from 0 to 1, or null for no bound")
@@ -120,9 +129,14 @@ def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, floa
 
 
 def clip(ratio: Tensor, advantage: Tensor, low: float, high: float, highest: Tensor) -> SurrogateResult:
-    """The pessimistic bound of PPO: the smaller of ratio * Â and clipped ratio * Â (CS336 Eq. 29 and 30).
+    """Computes PPO's pessimistic bound: the smaller of ratio * Â and clipped ratio * Â (CS336 Eq. 29 and 30).
 
-    `highest` is the [N] largest log-ratio there can be, with π_θ at 1.
+    Args:
+        ratio: [N] float32 π_θ/π_old, with gradient.
+        advantage: [N] float32 Â.
+        low: The lowest ratio.
+        high: The highest ratio.
+        highest: [N] float32, the largest possible log-ratio of each token, with π_θ at 1.
     """
     return SurrogateResult(
         value=torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage),

@@ -18,48 +18,64 @@ from grpo_lightning.types import at_least
 
 @dataclass(slots=True)
 class BatchSize:
-    """The batch of one optimizer update, over all ranks."""
+    """The size of the batch of one optimizer update, over all ranks."""
 
     num_completions: int
+    """B, the number of completions."""
     num_groups: int
-    num_tokens: int  # drawn tokens
-    max_new_tokens: int | None = None  # the longest completion that the run allows
+    """The number of prompts."""
+    num_tokens: int
+    """The number of sampled tokens."""
+    max_new_tokens: int | None = None
+    """The number of tokens of the longest completion that the run allows."""
 
     @classmethod
     def of_all_ranks(cls, rollouts: Rollouts, counted: Tensor, max_new_tokens: int) -> "BatchSize":
-        """The sizes of the rollouts of all ranks, over the tokens that count, [N] bool. Every rank must call it."""
-        completions, groups = (
-            int((segment_sum(counted.long(), rollouts.spread(index), len(rollouts)) > 0).sum())
-            for index in (rollouts.completion, rollouts.group)
+        """Counts over the rollouts of all ranks what holds a counted token. Every rank must call it.
+
+        Args:
+            rollouts: The rollouts of this rank.
+            counted: [N] bool, True for the tokens that count.
+            max_new_tokens: The number of tokens of the longest completion that the run allows.
+        """
+        num_completions, num_groups = (
+            int((segment_sum(counted.long(), rollouts.per_token(index), len(rollouts)) > 0).sum())
+            for index in (rollouts.completion_of_row, rollouts.group)
         )
-        sizes = torch.tensor(ranks.gather((completions, groups, int(counted.sum())))).sum(0)
-        completions, groups, tokens = sizes.clamp(min=1).tolist()
-        return cls(completions, groups, tokens, max_new_tokens)
+        sizes_by_rank = torch.tensor(ranks.gather((num_completions, num_groups, int(counted.sum()))))
+        num_completions, num_groups, num_tokens = sizes_by_rank.sum(0).clamp(min=1).tolist()
+        return cls(num_completions, num_groups, num_tokens, max_new_tokens)
 
 
 class TokenWeighting(ABC):
-    """The weight per token, which is the same for all tokens of a completion."""
+    """Weighs tokens. The weight is the same for all tokens of a completion."""
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] float32 weights from [B] |o_i|, [B] indices of prompts (every group is whole), and the whole batch.
+        """[B] float32 weights of completions.
 
-        |o_i| is 0 where the masks leave out all tokens of a completion and `objective.denominator` counts what is left.
+        Args:
+            lengths: [B] int64 |o_i|. It is 0 if the masks leave out every token of a completion and
+                `objective.denominator` does not count these tokens.
+            group: [B] int64, the index of each completion's prompt. Every group is complete.
+            batch: The size of the whole batch.
         """
 
     def per_token(self, rollouts: Rollouts, counted: Tensor, batch: BatchSize) -> Tensor:
-        """[N] float32 weights; |o_i| are the tokens that count, [N] bool, in all pieces of a completion."""
-        lengths = segment_sum(counted.long(), rollouts.spread(rollouts.completion), int(rollouts.begins.sum()))
-        weight = self(lengths, rollouts.group[rollouts.begins], batch)
-        # The masks make 0 of whatever a completion without counted tokens gets, but for what is infinite.
+        """[N] float32 weights. |o_i| is the number of counted tokens ([N] bool) in all rows of a completion."""
+        is_first_row = rollouts.is_first_row
+        completion_of_token = rollouts.per_token(rollouts.completion_of_row)
+        lengths = segment_sum(counted.long(), completion_of_token, int(is_first_row.sum()))
+        weight = self(lengths, rollouts.group[is_first_row], batch)
+        # A completion without counted tokens may have any weight, since masks multiply it by 0; but not infinity.
         weight = torch.where((lengths > 0) | weight.isfinite(), weight, 0.0)
-        return rollouts.spread(weight[rollouts.completion])
+        return rollouts.per_token(weight[rollouts.completion_of_row])
 
 
 class SequenceMean(TokenWeighting):
     """GRPO: 1 / (B |o_i|): the mean over completions of the mean over their tokens (DeepSeekMath Eq. 3).
 
-    Every completion counts the same, so a token of a short one counts more.
+    Every completion counts the same, so a token of a short completion counts more.
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
@@ -79,10 +95,10 @@ class TokenMean(TokenWeighting):
 class FixedLength(TokenWeighting):
     """Dr. GRPO: 1 / (B L), with a constant L (arXiv 2503.20783).
 
-    A completion's own length does not enter, so long wrong answers are not punished less per token.
+    The length of a completion does not matter, so long wrong answers are not punished less per token.
 
     Args:
-        length: L. None is the longest completion allowed, `sampling.max_new_tokens`.
+        length: L, in tokens. None is the longest completion allowed, `sampling.max_new_tokens`.
     """
 
     def __init__(self, length: int | None = None) -> None:
@@ -96,9 +112,9 @@ class FixedLength(TokenWeighting):
 
 
 class Unweighted(TokenWeighting):
-    """1: neither the number of completions nor their lengths enter. Choose the learning rate for the batch size.
+    """Weighs every token 1, whatever the number and lengths of completions. The learning rate must fit the batch size.
 
-    For `TargetProbability`, which says how far each token goes, not how fast.
+    For `TargetProbability`, which decides how far each token moves, not how fast.
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:

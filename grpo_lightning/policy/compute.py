@@ -91,9 +91,9 @@ class PaddedRows(Layout):
 
         # The completion follows; the tokens of completions stand behind all prompts in `all_token_ids`.
         row = ragged.segments(lengths)
-        position = ragged.spread(prompt_lengths, lengths) + ragged.positions(lengths)
+        position = ragged.per_element(prompt_lengths, lengths) + ragged.positions(lengths)
         index[row, position] = int(sizes.prompt_lengths.sum()) + sizes.order
-        predictor = (row * width + position - 1)[sizes.drawn]
+        predictor = (row * width + position - 1)[sizes.sampled]
 
         # A copy that blocks would wait until the device has done the work of earlier micro-batches.
         device = rollouts.token_ids.device

@@ -104,7 +104,7 @@ class StepReport(Callback):
         # Statistics of all ranks. A fraction that was logged before is logged as 0, so that no stale value remains.
         total = StepStatistics.from_exploration(exploration, loop.group_size, seconds, learned_tokens(step)).gather()
         absent = [name for name in self._rates if name.split("/")[1] in exploration.scores.results]
-        metrics = dict.fromkeys(absent, 0.0) | total.metrics() | step.learned
+        metrics = dict.fromkeys(absent, 0.0) | total.metrics() | step.metrics
 
         # Remarks: updates that were not made, and why the step learned nothing.
         remarks = total.remarks(step.passes, not pl_module.objective.learns_from_advantage_alone)

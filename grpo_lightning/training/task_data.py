@@ -317,7 +317,7 @@ class TaskData(L.LightningDataModule, Observer):
         for sample, value in zip(exploration.samples, exploration.scores.main.value, strict=True):
             rewards_by_id.setdefault(sample.prompt.id, []).append(value)
         items = [item for rank_rewards in ranks.gather(rewards_by_id) for item in rank_rewards.items()]
-        exploration.metrics |= self.order.observe(dict(sorted(items)))
+        step.metrics |= self.order.observe(dict(sorted(items)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the order; empty if it keeps none."""

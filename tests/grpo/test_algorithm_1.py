@@ -91,12 +91,12 @@ def test_updates_after_a_stop_rule_change_nothing(tmp_path: Path) -> None:
     fit(tmp_path / "single", [single])
     for ours, theirs in zip(stopped.steps, single.steps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    found = scalars(tmp_path / "stopped")
-    assert list(found["optim/updates"].values()) == [1, 1, 1]
-    assert list(found["optim/stopped_by/KLAbove"].values()) == [1, 1, 1]
-    # The second update of each step is looked at and refused: the point of a step is the first alone.
-    assert found["policy/kl_old"] == dict.fromkeys(range(3), 0.0)
-    assert len(found["val/reward"]) == 4  # and one before the first step
+    metrics = scalars(tmp_path / "stopped")
+    assert list(metrics["optim/updates"].values()) == [1, 1, 1]
+    assert list(metrics["optim/stopped_by/KLAbove"].values()) == [1, 1, 1]
+    # The second update of each step is refused: the logged point of a step is its first update.
+    assert metrics["policy/kl_old"] == dict.fromkeys(range(3), 0.0)
+    assert len(metrics["val/reward"]) == 4  # and one before the first step
 
 
 def short_alone(sample: Sample, share: float) -> float:
@@ -104,63 +104,43 @@ def short_alone(sample: Sample, share: float) -> float:
     return 0.5 if len(sample.prompt.token_ids) > 5 else share
 
 
-def test_dynamic_sampling_draws_until_enough_groups_have_spread(tmp_path: Path) -> None:
-    look = Steps()
+def test_dynamic_sampling_continues_until_enough_groups_have_spread(tmp_path: Path) -> None:
+    steps = Steps()
     loop = {"dynamic_sampling": DynamicSampling(), "num_minibatches": 2}
-    fit(tmp_path, [look], loop=loop, rewards=[Digits(change=short_alone)])
-    found = scalars(tmp_path)
-    for number, exploration in enumerate(look.explorations):
+    fit(tmp_path, [steps], loop=loop, rewards=[Digits(change=short_alone)])
+    metrics = scalars(tmp_path)
+    for step, exploration in enumerate(steps.explorations):
         rollouts = exploration.rollouts
         assert len(rollouts) == 16 and len(rollouts.prompt_lengths) == 4
-        kept = [exploration.samples[row] for row in rollouts.row.tolist()]
-        assert all(len(sample.prompt.token_ids) <= 5 for sample in kept)
-        places = [sample.prompt.id for sample in kept]
-        assert places == sorted(places)
-        drawn = len(exploration.samples) // 4
-        assert drawn >= 4
-        step = sorted(found["rollout/rounds"])[number]
-        assert found["rollout/groups_kept"][step] == pytest.approx(4 / drawn)
+        samples = [exploration.samples[row] for row in rollouts.row.tolist()]
+        assert all(len(sample.prompt.token_ids) <= 5 for sample in samples)
+        assert exploration.prompt_ids == sorted(exploration.prompt_ids)
+        num_groups = len(exploration.samples) // 4
+        assert num_groups >= 4
+        assert metrics["rollout/groups_kept"][step] == pytest.approx(4 / num_groups)
         tokens = sum(len(sample.token_ids) for sample in exploration.samples)
-        assert found["rollout/wasted"][step] == pytest.approx(1 - rollouts.num_tokens / tokens)
+        assert metrics["rollout/wasted"][step] == pytest.approx(1 - rollouts.num_tokens / tokens)
         # reward/ is about everything that was sampled.
-        assert found["reward/mean"][step] == pytest.approx(sum(exploration.scores.total) / len(exploration.samples))
-    assert max(found["rollout/rounds"].values()) > 1
+        assert metrics["reward/mean"][step] == pytest.approx(sum(exploration.scores.total) / len(exploration.samples))
+    assert max(metrics["rollout/rounds"].values()) > 1
 
 
-class Form(Digits):
-    """Differs in groups that `Easy` finds all the same."""
-
-
-@pytest.mark.parametrize(
-    ("reward", "looks_at"),
-    [(None, "correctness"), ("form", "total")],
-)
-def test_groups_must_differ_in_correctness_not_in_form(tmp_path: Path, reward: str | None, looks_at: str) -> None:
-    """Questions of more than five tokens have all the same correctness, and by their form totals that differ."""
-    look = Steps()
-    rewards = [
-        Form(weight=0, name="watched"),
-        Digits(name="correctness", change=short_alone),
-        Form(weight=0.1, name="form"),
-    ]
-    dynamic = DynamicSampling(filter=HasSpread(reward))
-    fit(tmp_path, [look], loop={"dynamic_sampling": dynamic}, rewards=rewards)
-    kept = [e.samples[row] for e in look.explorations for row in e.rollouts.row.tolist()]
-    longest = max(len(sample.prompt.token_ids) for sample in kept)
-    assert longest <= 5 if looks_at == "correctness" else longest > 5
-    assert max(scalars(tmp_path)["rollout/rounds"].values()) == 1 or looks_at == "correctness"
-
-
-def test_a_filter_looks_at_what_is_learned_from() -> None:
-    """A sample that another reward failed on does not count, and with nothing but watched rewards the total is all."""
-    results = {"right": RewardResult([1.0, 0.0, 0.0, 1.0], ["ok"] * 4)}
+def test_a_filter_reads_the_reward_that_is_learned_from() -> None:
+    """A sample that another reward failed on does not count, and if all rewards have weight 0 the total decides."""
+    results = {
+        "watched": RewardResult([1.0, 2.0, 3.0, 3.0]),
+        "right": RewardResult([1.0, 0.0, 0.0, 1.0]),
+        "form": RewardResult([0.5, 0.5, 0.0, 1.0]),
+    }
     samples = [Sample(prompt, "", [7], FinishReason.STOP) for prompt in prompts_of([3, 3]) for _ in range(2)]
     rollouts = Rollouts.from_lists([[1], [2]], [0, 0, 1, 1], [[7]] * 4)
 
-    def passed(total: list[float], learned_from: list[str]) -> set[int]:
+    def passed(total: list[float], learned_from: list[str], reward: str | None = None) -> set[int]:
         scores = Scores(total, results, dict.fromkeys(learned_from, 1.0))
-        return passing(HasSpread(), Exploration(samples, scores, rollouts, {}, 0))
+        return passing(HasSpread(reward), Exploration(samples, scores, rollouts, {}, 0))
 
-    assert passed([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
+    assert passed([0.0, 0.0, 0.5, 0.5], ["right", "form"]) == {10, 20}
     assert passed([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}
     assert passed([0.0, 1.0, 0.5, 0.5], []) == {10}
+    assert passed([0.0, 0.0, 0.5, 0.5], ["right", "form"], "form") == {20}
+    assert passed([0.0, 1.0, 0.5, 0.5], ["right"], "total") == {10}

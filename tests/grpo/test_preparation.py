@@ -99,6 +99,10 @@ def rollouts_in(micro_batches: list[list[MicroBatch]]) -> list[Rollouts]:
     return [micro_batch.rollouts for minibatch in micro_batches for micro_batch in minibatch]
 
 
+def rows_in(micro_batches: list[list[MicroBatch]]) -> list[int]:
+    return sorted(row for rollouts in rollouts_in(micro_batches) for row in rollouts.row.tolist())
+
+
 def expected_logp(policy: Policy, rollouts: Rollouts) -> Tensor:
     """[N] float64, completion by completion without padding."""
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
@@ -120,9 +124,7 @@ def test_every_token_has_the_advantage_of_its_completion(policy: Policy) -> None
 
 
 @pytest.mark.parametrize(("max_tokens", "mu"), [(0, 2), (30, 1), (12, 2)])
-def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(
-    policy: Policy, max_tokens: int, mu: int
-) -> None:
+def test_log_probs_equal_those_of_single_completions(policy: Policy, max_tokens: int, mu: int) -> None:
     reference = FrozenCopy()
     reference.refresh(policy_of(seed=5))
     rollouts, micro_batches = cut(policy, mu=mu, max_tokens=max_tokens, reference=reference)
@@ -130,7 +132,7 @@ def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(
     torch.testing.assert_close(rollouts.ref_logp.double(), other, atol=1e-5, rtol=0)
     assert float((own - other).abs().max()) > 0.1
     for index, minibatch in enumerate(micro_batches):
-        for micro_batch in [micro_batch.rollouts for micro_batch in minibatch]:
+        for micro_batch in rollouts_in([minibatch]):
             tokens = torch.cat([own.split(LENGTHS)[row] for row in micro_batch.row.tolist()])
             if index == 0:  # the first update finds it out by itself
                 assert micro_batch.old_logp is None
@@ -154,7 +156,7 @@ class NotesRows(RecordedLogp):
         return super().forward(policy, rollouts)
 
 
-def test_log_pi_old_that_is_read_first_is_of_all_rows_and_on_the_packs_of_the_updates(policy: Policy) -> None:
+def test_log_pi_old_read_first_covers_all_rows(policy: Policy) -> None:
     old_policy = NotesRows()
     rollouts, micro_batches = cut(policy, objective=Objective(ReadsOldLogp()), old_policy=old_policy)
     assert [sorted(rows) for rows in old_policy.rows[:2]] == [[0, 1], [4, 5]]  # the others have no advantage
@@ -177,17 +179,13 @@ def test_weights_are_those_of_the_whole_minibatch(policy: Policy) -> None:
     _, micro_batches = cut(policy, max_tokens=20, objective=Objective(beta=0.1, weighting=TokenMean()))
     for minibatch, rows in zip(micro_batches, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True):
         tokens = sum(LENGTHS[row] for row in rows)
-        for micro_batch in [micro_batch.rollouts for micro_batch in minibatch]:
+        for micro_batch in rollouts_in([minibatch]):
             assert micro_batch.weight.tolist() == pytest.approx([1 / tokens] * micro_batch.num_tokens)
 
 
-def test_rows_without_gradient_are_dropped_and_keep_their_part_of_the_weights(policy: Policy) -> None:
+def test_dropped_rows_still_count_in_the_weights(policy: Policy) -> None:
     _, micro_batches = cut(policy, objective=Objective(weighting=TokenMean()))
-    rows = [
-        sorted(row for micro_batch in minibatch for row in micro_batch.rollouts.row.tolist())
-        for minibatch in micro_batches
-    ]
-    assert rows == [[0, 1], [4, 5]]
+    assert [rows_in([minibatch]) for minibatch in micro_batches] == [[0, 1], [4, 5]]
     assert micro_batches[0][0].rollouts.weight[0] == pytest.approx(1 / (4 + 9 + 1 + 6))
 
 
@@ -201,13 +199,11 @@ def test_a_kl_penalty_changes_the_rewards_of_all_completions(policy: Policy) -> 
     means = [(rewards[row] + rewards[row + 1]) / 2 for row in range(0, 8, 2)]
     expected = [reward - means[row // 2] for row, reward in enumerate(rewards)]
     assert rollouts.advantage.tolist() == pytest.approx(per_token(expected), abs=1e-4)
-    assert sorted(row for micro_batch in micro_batches[0] for row in micro_batch.rollouts.row.tolist()) == list(
-        range(8)
-    )
+    assert rows_in(micro_batches) == [*range(8)]
 
 
 @needs(TopEntropy)
-def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach_the_weights(policy: Policy) -> None:
+def test_entropy_ranks_and_masks_reach_the_weights(policy: Policy) -> None:
     rollouts, micro_batches = cut(policy, objective=Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)]))
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
     entropy = []
@@ -218,11 +214,11 @@ def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach
     # The first tokens of a group have equal entropies but for rounding, and so may change ranks.
     assert rollouts.columns[ENTROPY_RANK].tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
     for micro_batch in rollouts_in(micro_batches):
-        stays = ~micro_batch.spread(micro_batch.truncated) & (micro_batch.columns[ENTROPY_RANK] >= 0.5)
+        stays = ~micro_batch.per_token(micro_batch.truncated) & (micro_batch.columns[ENTROPY_RANK] >= 0.5)
         assert torch.equal(micro_batch.weight != 0, stays) and stays.any() and not stays.all()
 
 
-def test_rollouts_of_an_earlier_policy_take_log_pi_old_from_their_sampler(policy: Policy) -> None:
+def test_late_rollouts_take_log_pi_old_from_their_sampler(policy: Policy) -> None:
     recorded = torch.linspace(-3, -1, sum(LENGTHS))
     policy.version = 7
     _, micro_batches = cut(policy, version=6, sampler_logp=recorded)

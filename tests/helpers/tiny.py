@@ -173,7 +173,7 @@ def rollouts_of(
         prompts=prompts,
         group=[row % len(prompt_lengths) for row in range(len(lengths))] if group is None else group,
         completions=completions,
-        drawn=drawn,
+        is_sampled=drawn,
     )
     rollouts.advantage = torch.randn(len(lengths), generator=generator).repeat_interleave(rollouts.lengths)
     rollouts.weight = uniform()

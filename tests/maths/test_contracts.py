@@ -1,5 +1,6 @@
 """What every member of a family keeps to. A new class is found by itself."""
 
+import copy
 import math
 import random
 
@@ -12,16 +13,13 @@ from torch import Tensor
 
 import grpo_lightning
 from grpo_lightning.command.overview import optional
-from grpo_lightning.maths import (
-    advantages,
-    kl,
-)
+from grpo_lightning.maths import advantages, kl
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.entropy import EntropyBonus
 from grpo_lightning.maths.filters import TokenMask
 from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.ragged import per_element
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import StopRule
@@ -35,11 +33,9 @@ def each(family: type) -> pytest.MarkDecorator:
 
 
 def positions_of(rows: list[int], lengths: Tensor) -> Tensor:
-    """Places of the tokens of these rows, in their order."""
-    first = [0]
-    for length in lengths.tolist():
-        first.append(first[-1] + length)
-    return torch.tensor([token for row in rows for token in range(first[row], first[row + 1])], dtype=torch.int64)
+    """Indices of the tokens of these rows, in their order."""
+    tokens_of_row = torch.arange(int(lengths.sum())).split(lengths.tolist())
+    return torch.cat([tokens_of_row[row] for row in rows])
 
 
 def shuffled(count: int, seed: int) -> list[int]:
@@ -79,7 +75,7 @@ def close(left: Tensor, right: Tensor, tolerance: float = 1e-6) -> None:
 
 @each(AdvantageEstimator)
 @pytest.mark.parametrize("seed", range(2))
-def test_advantages_follow_their_rows_and_not_the_names_of_groups(cls, seed):
+def test_advantages_do_not_depend_on_order_or_group_names(cls, seed):
     estimator: AdvantageEstimator = make(cls)
     reward, group = random_rewards(seed)
     expected = estimator(reward, group)
@@ -103,7 +99,7 @@ def test_advantages_of_scaled_rewards(cls, factor):
 
 @each(AdvantageEstimator)
 @pytest.mark.parametrize("seed", range(2))
-def test_failed_rewards_get_zero_and_disturb_nobody(cls, seed):
+def test_failed_rewards_get_zero_and_change_no_other(cls, seed):
     estimator: AdvantageEstimator = make(cls)
     reward, group = random_rewards(seed)
     failed = torch.tensor([random.Random(seed + i).random() < 0.3 for i in range(len(reward))])
@@ -129,7 +125,7 @@ def test_a_group_without_a_difference_gets_exactly_zero(cls, value):
 
 
 @each(AdvantageEstimator)
-def test_advantages_of_nobody(cls):
+def test_advantages_of_an_empty_batch(cls):
     estimator: AdvantageEstimator = make(cls)
     nobody = torch.zeros(0, dtype=torch.int64)
     assert estimator(torch.zeros(0), nobody).shape == (0,)
@@ -152,7 +148,7 @@ def test_a_step_in_which_every_reward_failed_has_no_advantage(cls):
 
 @each(AdvantageEstimator)
 @pytest.mark.parametrize("seed", range(2))
-def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
+def test_every_token_has_the_advantage_of_its_completion(cls, seed):
     estimator: AdvantageEstimator = make(cls)
     reward, group = random_rewards(seed)
     reward[::5] = math.nan
@@ -163,7 +159,7 @@ def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
     batch = RewardBatch(reward[None], torch.ones(1, dtype=torch.float64), group, lengths, [steps])
     result = estimator.per_token(batch)
     assert result.isfinite().all()
-    close(result, spread(estimator(reward, group), lengths))
+    close(result, per_element(estimator(reward, group), lengths))
 
 
 # Surrogates
@@ -203,7 +199,7 @@ def test_surrogates_give_float32_values_and_flags_that_exclude_each_other(name, 
 
 
 @every_surrogate
-def test_the_gradient_of_a_surrogate_flows_through_logp_alone(name):
+def test_the_gradient_of_a_surrogate_flows_only_through_logp(name):
     surrogate, rollouts, logp = prepared(name, 0)
     assert rollouts.old_logp is not None
     assert not surrogate(logp, rollouts.old_logp, rollouts).value.requires_grad
@@ -237,7 +233,7 @@ def test_a_rank_without_completions_prepares_too(name):
 
 @every_surrogate
 @pytest.mark.parametrize("seed", range(2))
-def test_values_follow_their_rows_and_packs_have_those_of_the_whole(name, seed):
+def test_values_do_not_depend_on_order_or_micro_batch(name, seed):
     surrogate, rollouts, logp = prepared(name, seed)
     whole, gradient = evaluate(surrogate, logp, rollouts)
     order = shuffled(len(rollouts), seed)
@@ -303,7 +299,7 @@ def test_where_policy_and_reference_agree_every_kl_is_zero(name):
 
 
 @every_kl
-def test_the_gradient_of_a_kl_flows_through_logp_alone(name):
+def test_the_gradient_of_a_kl_flows_only_through_logp(name):
     logp, ref_logp, old_logp = random_logp(0), random_logp(1), random_logp(2)
     assert not KLS[name]()(logp, ref_logp, old_logp).requires_grad
     logp.requires_grad_()
@@ -353,12 +349,12 @@ def test_weights_are_positive_and_follow_their_rows(cls, seed):
 def test_whole_groups_have_the_weights_of_the_whole_batch(cls, seed):
     weighting: TokenWeighting = make(cls)
     lengths, group, batch = random_batch(seed)
-    mine = torch.tensor([g in (0, 3, 4) for g in group.tolist()])
+    is_on_rank = torch.tensor([g in (0, 3, 4) for g in group.tolist()])
     weight = weighting(lengths, group, batch)
-    for part in (mine, ~mine):
+    for rows in (is_on_rank, ~is_on_rank):
         # A rank, or a minibatch, numbers its groups from 0.
-        renumbered = group[part].unique(return_inverse=True)[1]
-        assert weighting(lengths[part], renumbered, batch).equal(weight[part])
+        renumbered = group[rows].unique(return_inverse=True)[1]
+        assert weighting(lengths[rows], renumbered, batch).equal(weight[rows])
 
 
 # Masks
@@ -366,7 +362,7 @@ def test_whole_groups_have_the_weights_of_the_whole_batch(cls, seed):
 
 @each(TokenMask)
 @pytest.mark.parametrize("seed", range(2))
-def test_masks_say_of_each_token_whether_it_stays_and_follow_their_rows(cls, seed):
+def test_masks_do_not_depend_on_the_order_of_rows(cls, seed):
     mask: TokenMask = make(cls)
     rollouts = branching_rollouts(seed)
     stays = mask(rollouts)
@@ -403,10 +399,8 @@ def random_updates(seed: int) -> list[Diagnostics]:
     rng = random.Random(seed)
     updates = []
     for _ in range(8):
-        numbers = {name: rng.random() for name in Diagnostics.__dataclass_fields__} | {
-            "tokens": 40.0,
-            "has_advantage": 2.0,
-        }
+        numbers = {name: rng.random() for name in Diagnostics.__dataclass_fields__}
+        numbers |= {"tokens": 40.0, "has_advantage": 2.0}
         updates.append(Diagnostics(**{name: torch.tensor(value) for name, value in numbers.items()}))
     return updates
 
@@ -417,13 +411,12 @@ def random_updates(seed: int) -> list[Diagnostics]:
 def test_a_stop_rule_remembers_nothing(cls, num_minibatches, seed):
     rule: StopRule = make(cls)
     updates = random_updates(seed)
-    before = [[float(getattr(update, name)) for name in Diagnostics.__dataclass_fields__] for update in updates]
-    first = [rule(updates[:count], num_minibatches) for count in range(2, 9)]
-    # In another order, and asked again.
-    again = [rule(updates[:count], num_minibatches) for count in range(8, 1, -1)]
-    assert first == again[::-1]
-    assert all(isinstance(stops, bool) for stops in first)
-    assert [[float(getattr(update, name)) for name in Diagnostics.__dataclass_fields__] for update in updates] == before
+    updates_before = copy.deepcopy(updates)
+    verdicts = [rule(updates[:count], num_minibatches) for count in range(2, 9)]
+    reversed_verdicts = [rule(updates[:count], num_minibatches) for count in range(8, 1, -1)]
+    assert verdicts == reversed_verdicts[::-1]
+    assert all(isinstance(stops, bool) for stops in verdicts)
+    assert updates == updates_before
 
 
 # Mistakes
@@ -438,6 +431,7 @@ MISTAKES = (  # noqa: SIM905
     "AdaptiveEntropy(target=0.0); AdaptiveEntropy(delta=0.0); "
     "TargetProbability(good_exponent=1.5); TargetProbability(good_exponent=-0.5); TargetProbability(bad_exponent=0.5); "
     "TargetProbability(tolerance=-0.1); KLPenalty(beta=0.0); KLPenalty(beta=-1.0); FixedLength(length=0); "
+    "FullVocabulary(top_k=0); FullVocabulary(temperature=0.0); FullVocabulary(mixture=1.0); "
     "TopEntropy(fraction=0.0); TopEntropy(fraction=1.5); Objective(beta=-0.04); FixedEntropy(coefficient=0.0); "
     "AllConverged(fraction=0.0); AllConverged(fraction=1.1); ObjectivePlateau(patience=0); "
     "ObjectivePlateau(min_delta=-1.0); KLAbove(target=0.0); TruncatedRatio(cap=0.5); "

@@ -113,7 +113,7 @@ def test_what_each_estimator_is_on_average():
             assert gradient.tolist() == pytest.approx(slope.tolist())
 
 
-def test_the_kl_in_the_reward_is_k1_unless_told():
+def test_the_default_kl_in_the_reward_is_k1():
     assert isinstance(KLPenalty().kl, K1)
     assert isinstance(KLPenalty(0.1, K3()).kl, K3)
     assert KLPenalty(0.1).beta == 0.1
@@ -126,7 +126,7 @@ def test_kls_that_differ_by_rounding_alone_are_equal_rewards(error, are_equal):
     rollouts = rollouts_of(lengths, prompt_lengths=[2, 2], group=[0] * 4 + [1] * 4)
     noise = error * torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
     rollouts.old_logp = torch.full((sum(lengths),), -0.7)
-    rollouts.ref_logp = rollouts.old_logp - 0.5 * rollouts.spread(rollouts.group == 1) + noise
+    rollouts.ref_logp = rollouts.old_logp - 0.5 * rollouts.per_token(rollouts.group == 1) + noise
     rewards = batch_of([[1, 1, 1, 1, 1, 1, 0, 0]], [1], rollouts.group.tolist(), lengths)
     for estimator in (GroupStd(), Sign(), *([BatchStd()] if BatchStd else [])):
         penalised = KLPenalty(beta=0.2)(rewards, rollouts)

@@ -1,5 +1,4 @@
 import math
-import random
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,8 @@ BESTS = [
 
 
 @pytest.mark.parametrize(("values", "expected"), BESTS)
-def test_pass_at_k_is_the_best_of_what_was_judged(values, expected):
+def test_pass_at_k_is_the_best_graded_value(values, expected):
     assert pass_at_k(values) == pytest.approx(expected, nan_ok=True)
-
-
-def test_no_mean_is_above_the_best():
-    rng = random.Random(0)
-    for verdicts in ([0.0, 1.0, math.nan], [-1.0, 0.25, 0.75, 3.0, math.nan]):
-        for _ in range(200):
-            values = rng.choices(verdicts, k=rng.randint(1, 6))
-            best, most = pass_at_k(values), majority_at_k(values, rng.choices(["7", "8", None], k=len(values)))
-            assert not nan_mean(values) > best and (not most > best or most == 0)
-            assert math.isnan(best) == math.isnan(most) == math.isnan(nan_mean(values)) == all(map(math.isnan, values))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +100,7 @@ def test_the_interval_of_no_right_answer_is_not_0(count: int, t: float):
         assert clustered_half_width([value] * count) == pytest.approx(t * t / (count + t * t), abs=1e-4)
 
 
-def test_other_values_than_fractions_have_t_intervals():
+def test_values_outside_0_to_1_have_t_intervals():
     assert clustered_half_width([1.0, 2.0, 3.0]) == pytest.approx(2.4842, abs=1e-4)  # t(2) / √3
     assert clustered_half_width([-0.5, 0.5]) == pytest.approx(12.7062 / 2, abs=1e-4)
     assert clustered_half_width([0.7] * 5) == pytest.approx(0, abs=1e-9)

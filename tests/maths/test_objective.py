@@ -7,7 +7,7 @@ from helpers.contracts import needs
 from helpers.tiny import rollouts_of, rows_of
 from torch import Tensor
 
-from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, Truncated, spread
+from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, Truncated, per_element
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import TokenMask
@@ -27,7 +27,7 @@ def random_rollouts(seed: int) -> tuple[Rollouts, Tensor]:
     """Rollouts weighted by GRPO's averages, and log π_θ a little away from log π_old."""
     rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 2], group=GROUP, seed=seed)
     batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
-    rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
+    rollouts.weight = per_element(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     generator = torch.Generator().manual_seed(100 + seed)
     logp = rollouts.old_logp + 0.3 * torch.randn(rollouts.num_tokens, generator=generator)
     return rollouts, logp.requires_grad_()
@@ -67,7 +67,7 @@ def eq_3(rows: list[dict[str, Any]], groups: list[list[int]], epsilon: float, be
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("beta", [0.0, 0.04, 1.0])
-def test_gradient_is_that_of_eq_21_where_the_policy_is_the_old_policy(seed, beta):
+def test_on_policy_gradient_is_eq_21(seed, beta):
     rollouts, _ = random_rollouts(seed)
     logp = rollouts.old_logp.clone().requires_grad_()
     expected = rollouts.advantage + beta * ((rollouts.ref_logp - rollouts.old_logp).exp() - 1)
@@ -140,16 +140,7 @@ def test_kl_to_the_old_policy_is_not_lost_in_rounding():
     assert float(diagnostics.kl_old) == pytest.approx(exact, rel=1e-2)
 
 
-def test_on_policy_diagnostics_are_those_of_ratio_one():
-    rollouts, logp = random_rollouts(5)
-    rollouts.old_logp = None
-    _, diagnostics = Objective()(logp, torch.zeros_like(logp), rollouts)
-    assert float(diagnostics.ratio) == float(diagnostics.tokens) == rollouts.num_tokens
-    assert float(diagnostics.ratio_max) == 1
-    assert float(diagnostics.kl_old) == float(diagnostics.clipped_low) == float(diagnostics.clipped_high) == 0
-
-
-def test_diagnostics_of_packs_and_ranks_are_sums_but_for_the_maximum():
+def test_diagnostics_of_micro_batches_and_ranks_add_up():
     names = [*Diagnostics.__dataclass_fields__][:-1]
 
     def made(start: float, ratio_max: float) -> Diagnostics:
@@ -186,7 +177,7 @@ def test_the_entropy_bonus_by_hand():
     assert gradient.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_where_only_the_advantage_gives_a_gradient():
+def test_beta_and_entropy_give_a_gradient_without_advantage():
     assert Objective().learns_from_advantage_alone
     assert not Objective(beta=0.1).learns_from_advantage_alone
     assert not Objective(entropy=FixedEntropy(0.1)).learns_from_advantage_alone
@@ -209,33 +200,16 @@ def test_masks_take_the_weight_of_their_tokens_only():
     assert weight(Truncated(), TopEntropy(0.2)) == pytest.approx([1 / 6, 0, 1 / 3, 0, 0, 0])
 
 
-@needs(TopEntropy)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_mask_leaves_the_gradients_of_other_tokens_as_they_are(seed):
-    rollouts, logp = random_rollouts(seed)
-    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
-    objective = Objective(beta=0.04)
-    _, whole, _ = evaluate(objective, logp, rollouts)
-    masked = Objective(beta=0.04, masks=[Truncated(), TopEntropy(0.7)])
-    rollouts.weight = masked.token_weight(rollouts, batch)
-    _, gradient, diagnostics = evaluate(masked, logp, rollouts)
-    stays = (rollouts.columns["entropy_rank"] >= 0.3) & ~spread(rollouts.truncated, rollouts.lengths)
-    assert 0 < int(stays.sum()) < rollouts.num_tokens
-    assert gradient[stays].equal(whole[stays])
-    assert not gradient[~stays].any()
-    # Nor do they count in the diagnostics.
-    difference = (logp.detach() - rollouts.old_logp)[stays]
-    assert float(diagnostics.tokens) == int(stays.sum())
-    assert float(diagnostics.ratio) == pytest.approx(float(difference.exp().sum()), rel=1e-5)
-    assert float(diagnostics.ratio_max) == pytest.approx(float(difference.exp().max()), rel=1e-6)
-
-
-def test_a_token_without_advantage_counts_but_does_not_push():
+def test_tokens_without_advantage_count_and_have_no_gradient():
     rollouts = rollouts_of([4])
     rollouts.advantage = torch.tensor([1.0, 0.0, -1.0, 0.0])
     rollouts.weight = torch.tensor([0.5, 0.5, 0.0, 0.0])
-    _, _, diagnostics = evaluate(Objective(), rollouts.old_logp.clone().requires_grad_(), rollouts)
+    logp = rollouts.old_logp + torch.tensor([0.0, 0.0, 1.0, 2.0])
+    _, gradient, diagnostics = evaluate(Objective(), logp.requires_grad_(), rollouts)
     assert (float(diagnostics.tokens), float(diagnostics.has_advantage)) == (2, 1)
+    # Tokens without weight count nowhere.
+    assert (float(diagnostics.ratio), float(diagnostics.ratio_max)) == (2, 1)
+    assert gradient.tolist() == [0.5, 0, 0, 0]
 
 
 @needs(ImportanceWeighted)

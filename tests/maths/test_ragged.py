@@ -21,10 +21,10 @@ def sizes(segments: list[list[int]]) -> torch.Tensor:
     return torch.tensor([len(segment) for segment in segments])
 
 
-def test_starts_spread_and_positions_by_hand():
+def test_starts_per_element_and_positions_by_hand():
     lengths = torch.tensor([3, 0, 1, 2])
     assert ragged.starts(lengths).tolist() == [0, 3, 3, 4]
-    assert ragged.spread(torch.tensor([7, 8, 9, 5]), lengths).tolist() == [7, 7, 7, 9, 5, 5]
+    assert ragged.per_element(torch.tensor([7, 8, 9, 5]), lengths).tolist() == [7, 7, 7, 9, 5, 5]
     assert ragged.positions(lengths).tolist() == [0, 1, 2, 0, 0, 1]
     assert ragged.segments(lengths).tolist() == [0, 0, 0, 2, 3, 3]
 
@@ -46,7 +46,7 @@ def test_segment_mean_by_hand():
 def test_no_segments_at_all():
     none, nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
     assert ragged.starts(none).shape == ragged.positions(none).shape == (0,)
-    assert ragged.spread(nothing, none).shape == ragged.segment_mean(nothing, none).shape == (0,)
+    assert ragged.per_element(nothing, none).shape == ragged.segment_mean(nothing, none).shape == (0,)
     assert ragged.segment_sum(nothing, none, 0).shape == (0,)
     assert ragged.pad(nothing, none).shape == (0, 0)
 
@@ -60,7 +60,7 @@ def test_pad_puts_every_segment_at_the_left(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_token_budget_holds_every_row_once_within_the_budget_and_longest_first(seed):
+def test_token_budget_keeps_every_row_within_the_budget_longest_first(seed):
     rng = random.Random(seed)
     lengths = [rng.randrange(1, 40) for _ in range(rng.randrange(1, 60))]
     max_tokens = rng.choice([0, 1, 20, 40, 100, 400])
@@ -97,7 +97,7 @@ def test_group_budget_keeps_groups_together_and_loses_no_row(max_tokens: int) ->
         assert parts == 1 or size > max_tokens > 0
 
 
-def test_group_budget_bounds_the_keys_of_all_groups_in_a_pack():
+def test_group_budget_bounds_the_keys_of_a_micro_batch():
     # Two prompts of 10 tokens with 8 completions of one each: 18 tokens, and 8 * (10 + 1) = 88 keys.
     groups = [10, 10], [0] * 8 + [1] * 8, [1] * 16
     assert ragged.group_budget(*groups, max_tokens=44) == [[*range(16)]]  # 176 keys are four times 44

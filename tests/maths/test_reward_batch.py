@@ -7,9 +7,9 @@ from helpers.reward_batches import batch_of
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 
 
-def rows_of(steps: SegmentRewards | None) -> list[tuple[int, int, float]]:
-    assert steps is not None
-    return list(zip(steps.row.tolist(), steps.end.tolist(), steps.value.tolist(), strict=True))
+def rows_of(segments: SegmentRewards | None) -> list[tuple[int, int, float]]:
+    assert segments is not None
+    return list(zip(segments.row.tolist(), segments.end.tolist(), segments.value.tolist(), strict=True))
 
 
 FIRST = batch_of([[1, 2, 3], [10, 20, 30]], [1.0, 0.5], [0, 1, 0], [4, 1, 2], [None, [[(1, 0.1)], [], [(0, 0.2)]]])
@@ -34,23 +34,17 @@ def test_plus_adds_a_reward_for_the_whole():
     assert len(FIRST.weight) == 2
 
 
-def test_concat_numbers_rows_and_groups_on():
-    both = RewardBatch.concat([FIRST, SECOND])
+@pytest.mark.parametrize("place", [0, 1, 2, None])
+def test_concat_numbers_rows_and_groups_on_past_empty_batches(place):
+    batches = [FIRST, SECOND]
+    if place is not None:
+        batches.insert(place, NOBODY)
+    both = RewardBatch.concat(batches)
     assert both.value.tolist()[0] == [1, 2, 3, 4, 5]
     assert both.value.tolist()[1] == pytest.approx([10, 20, 30, 40, math.nan], nan_ok=True)
     assert both.weight.tolist() == [1, 0.5]
     assert both.group.tolist() == [0, 1, 0, 3, 2]
     assert both.lengths.tolist() == [4, 1, 2, 3, 5]
-    assert both.segments[0] is None
-    assert rows_of(both.segments[1]) == [(0, 1, 0.1), (2, 0, 0.2), (4, 4, 0.3)]
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_batch_of_nobody_takes_no_steps_away(place):
-    batches = [FIRST, SECOND]
-    batches.insert(place, NOBODY)
-    both = RewardBatch.concat(batches)
-    assert both.group.tolist() == [0, 1, 0, 3, 2]
     assert both.segments[0] is None
     assert rows_of(both.segments[1]) == [(0, 1, 0.1), (2, 0, 0.2), (4, 4, 0.3)]
     assert RewardBatch.concat([NOBODY, NOBODY]).total.shape == (0,)

@@ -37,7 +37,7 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(seed, given):
+def test_select_keeps_the_order_of_rows_and_drops_unused_prompts(seed, given):
     rollouts = random_rollouts(seed, given)
     rng = random.Random(1000 + seed)
     rows = [rng.randrange(len(rollouts)) for _ in range(rng.randrange(1, 12))]
@@ -47,19 +47,10 @@ def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(se
     assert len(chosen.prompt_lengths) == len({int(rollouts.group[row]) for row in rows})
 
 
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_select_leaves_out_what_is_not_there(name):
-    rollouts = random_rollouts(0)
-    setattr(rollouts, name, None)
-    chosen = rollouts.select(torch.tensor([0]))
-    assert getattr(chosen, name) is None
-    assert all(getattr(chosen, other) is not None for other in OPTIONAL if other != name)
-
-
 @pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("max_tokens", [0, 1, 25, 60])
-def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens, given):
+def test_micro_batches_keep_every_row_within_the_budget(seed, max_tokens, given):
     rollouts = random_rollouts(seed, given)
     micro_batches = rollouts.micro_batches(max_tokens)
     after = [row for micro_batch in micro_batches for row in rows_of(micro_batch)]
@@ -71,7 +62,7 @@ def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens,
 
 
 @pytest.mark.parametrize("by_group", [False, True])
-def test_packs_have_the_rows_of_packs(by_group):
+def test_micro_batches_have_the_rows_of_sizes(by_group):
     rollouts = random_rollouts(3)
     rows = rollouts.sizes.micro_batches(30, by_group)
     assert [micro_batch.row.tolist() for micro_batch in rollouts.micro_batches(30, by_group)] == [
@@ -81,7 +72,7 @@ def test_packs_have_the_rows_of_packs(by_group):
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(2))
-def test_concat_says_what_its_parts_say(seed, given):
+def test_concat_keeps_the_rows_of_its_batches(seed, given):
     parts = [random_rollouts(seed, given), random_rollouts(100 + seed, given), random_rollouts(200 + seed, given)]
     rows = rows_of(Rollouts.concat(parts))
     assert [row.pop("row") for row in rows] == list(range(len(rows)))
@@ -91,15 +82,15 @@ def test_concat_says_what_its_parts_say(seed, given):
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("index", [0, 1])
-def test_concat_with_nobody_changes_nothing(index, given):
+def test_concat_with_an_empty_batch_changes_nothing(index, given):
     parts = [random_rollouts(0, given)]
     parts.insert(index, Rollouts.from_lists([], [], []))
     assert rows_of(Rollouts.concat(parts)) == rows_of(random_rollouts(0, given))
 
 
-def test_concat_of_some_with_context_and_some_without():
+def test_concat_of_rollouts_with_and_without_context():
     plain = Rollouts.from_lists([[1]], [0, 0], [[7], [8, 9]])
-    given = Rollouts.from_lists([[2]], [0], [[4, 5, 6]], drawn=[[True, False, True]])
+    given = Rollouts.from_lists([[2]], [0], [[4, 5, 6]], is_sampled=[[True, False, True]])
     both = Rollouts.concat([plain, given, plain])
     assert both.token_ids.tolist() == [7, 8, 9, 4, 6, 7, 8, 9]
     assert both.lengths.tolist() == [1, 2, 2, 1, 2]
@@ -109,18 +100,18 @@ def test_concat_of_some_with_context_and_some_without():
     assert Rollouts.concat([plain, plain]).context is None
 
 
-def test_concat_counts_completions_that_a_part_has_no_rows_of():
+def test_concat_counts_completions_without_rows():
     parts = [Rollouts.from_lists([[1]], [0, 0], [[7], [8]]), Rollouts.from_lists([[2]], [0], [[9]])]
     assert Rollouts.concat(parts).row.tolist() == [0, 1, 2]
     assert Rollouts.concat([*parts, *parts], num_rows=[5, 1, 2, 1]).row.tolist() == [0, 1, 5, 6, 7, 8]
 
 
-def test_given_tokens_lie_beside_the_drawn_ones():
+def test_context_lies_beside_the_sampled_tokens():
     rollouts = Rollouts.from_lists(
         prompts=[[1, 2], [3]],
         group=[1, 0, 1],
         completions=[[10, 20, 11, 21, 22], [12], [23, 13, 14, 24]],
-        drawn=[[True, False, True, False, False], [True], [False, True, True, False]],
+        is_sampled=[[True, False, True, False, False], [True], [False, True, True, False]],
     )
     assert rollouts.token_ids.tolist() == [10, 11, 12, 13, 14]
     assert (rollouts.num_tokens, rollouts.lengths.tolist()) == (5, [2, 1, 2])
@@ -131,17 +122,17 @@ def test_given_tokens_lie_beside_the_drawn_ones():
     sizes = rollouts.sizes
     assert sizes.completion_lengths.tolist() == [5, 1, 4]
     assert sizes.sequence_lengths.tolist() == [6, 3, 5]
-    assert sizes.drawn.tolist() == [0, 2, 5, 7, 8]
+    assert sizes.sampled.tolist() == [0, 2, 5, 7, 8]
     completions = torch.cat([rollouts.token_ids, rollouts.context.ids])[sizes.order]
     assert completions.tolist() == [10, 20, 11, 21, 22, 12, 23, 13, 14, 24]
     # What is known of tokens is known of drawn ones.
     assert rollouts.advantage.shape == rollouts.weight.shape == (5,)
-    assert rollouts.spread(torch.tensor([1, 2, 3])).tolist() == [1, 1, 2, 3, 3]
+    assert rollouts.per_token(torch.tensor([1, 2, 3])).tolist() == [1, 1, 2, 3, 3]
 
 
-def test_packs_count_context():
+def test_micro_batches_count_context():
     lists = [[1]], [0, 0], [[7, 8, 9, 10], [11, 12, 13, 14]]
-    given = Rollouts.from_lists(*lists, drawn=[[True, False, False, True], [True, False, False, False]])
+    given = Rollouts.from_lists(*lists, is_sampled=[[True, False, False, True], [True, False, False, False]])
     assert len(given.micro_batches(8)) == 2
     assert len(given.micro_batches(10)) == 1
     # The prompt once, then 4 tokens twice.
@@ -150,9 +141,9 @@ def test_packs_count_context():
 
 
 @pytest.mark.parametrize("drawn", [[[False, False]], [[True]], [[True, False, True]]])
-def test_a_completion_has_a_drawn_token_and_a_flag_per_token(drawn):
+def test_a_completion_needs_a_sampled_token_and_a_flag_per_token(drawn):
     with pytest.raises(AssertionError):
-        Rollouts.from_lists([[1]], [0], [[7, 8]], drawn=drawn)
+        Rollouts.from_lists([[1]], [0], [[7, 8]], is_sampled=drawn)
 
 
 def test_to_moves_every_tensor_and_keeps_dtypes():

@@ -11,48 +11,39 @@ ObjectivePlateau: Any = optional("ObjectivePlateau")
 
 
 def update(**numbers: float) -> Diagnostics:
-    """Diagnostics of ten tokens that all push and are nowhere near a bound, but for `numbers`."""
+    """Diagnostics of ten tokens with an advantage and not near a bound, but for `numbers`."""
     defaults = dict.fromkeys(Diagnostics.__dataclass_fields__, 0.0) | {"tokens": 10.0, "has_advantage": 10.0}
     return Diagnostics(**{name: torch.tensor(value) for name, value in (defaults | numbers).items()})
 
 
 def stops(rule: StopRule, updates: list[Diagnostics], num_minibatches: int = 1) -> list[bool]:
-    """What the rule says at every update but the first."""
+    """The decisions of the rule at every update but the first."""
     return [rule(updates[:count], num_minibatches) for count in range(2, len(updates) + 1)]
 
 
-def test_all_settled_by_hand():
-    # Of 10 pushing tokens 4 + 4 and then 4 + 5 are at a bound; 9 of 10 is the share that is asked for.
+def test_all_converged_by_hand():
+    # Of 10 tokens with an advantage 4 + 4 and then 4 + 5 are at a bound.
     updates = [update(), update(clipped_low=4.0, clipped_high=4.0), update(clipped_low=4.0, clipped_high=5.0)]
     assert stops(AllConverged(fraction=0.9), updates) == [False, True]
     assert stops(AllConverged(fraction=1.0), updates) == [False, False]
     assert stops(AllConverged(fraction=0.8), updates) == [True, True]
 
 
-def test_all_settled_counts_neither_idle_nor_unreachable_tokens():
-    # 10 tokens, 6 push, 2 of them can never get to their bound: 4 have to.
-    assert stops(
-        AllConverged(fraction=1.0), [update(), update(has_advantage=6.0, unreachable=2.0, clipped_high=3.0)]
-    ) == [False]
-    assert stops(
-        AllConverged(fraction=1.0), [update(), update(has_advantage=6.0, unreachable=2.0, clipped_high=4.0)]
-    ) == [True]
+def test_all_converged_ignores_idle_and_unreachable_tokens():
+    # 10 tokens, 6 have an advantage, 2 of them can never reach their bound: 4 must.
+    updates = [update(has_advantage=6.0, unreachable=2.0, clipped_high=clipped) for clipped in (0.0, 3.0, 4.0)]
+    assert stops(AllConverged(fraction=1.0), updates) == [False, True]
 
 
-def test_all_settled_looks_at_whole_passes_only():
-    # Two minibatches a pass: 10 and 2 of 20, then 10 and 8 of 20. The first minibatch alone is settled each time.
-    updates = [
-        update(clipped_high=10.0),
-        update(clipped_low=2.0),
-        update(clipped_high=10.0),
-        update(clipped_low=8.0),
-    ]
+def test_all_converged_decides_at_the_end_of_a_pass():
+    # Two minibatches a pass: 10 and 2 of 20, then 10 and 8 of 20. The first minibatch alone has converged each time.
+    updates = [update(clipped_low=clipped) for clipped in (10.0, 2.0, 10.0, 8.0)]
     assert stops(AllConverged(fraction=0.9), updates, num_minibatches=2) == [False, False, True]
     # Half is there after the first pass; in the middle of the second, 2 and 10 are no pass.
     assert stops(AllConverged(fraction=0.5), updates, num_minibatches=2) == [True, False, True]
 
 
-def test_a_step_in_which_nothing_can_move_is_settled():
+def test_a_step_in_which_nothing_can_move_has_converged():
     assert stops(AllConverged(fraction=1.0), [update(has_advantage=0.0)] * 2) == [True]
     assert stops(AllConverged(fraction=1.0), [update(has_advantage=3.0, unreachable=3.0)] * 2) == [True]
 
@@ -68,7 +59,7 @@ def test_objective_plateau_by_hand():
 
 
 @needs(ObjectivePlateau)
-def test_objective_plateau_starts_to_count_anew_where_it_rises():
+def test_objective_plateau_counts_anew_after_a_rise():
     updates = [update(objective=value) for value in (0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0)]
     assert stops(ObjectivePlateau(patience=2, min_delta=0.1), updates) == [False, False, False, False, False, True]
 
@@ -102,7 +93,7 @@ def test_the_first_update_never_ends_the_passes():
     assert passes.ended_by == "KLAbove"
 
 
-def test_a_rule_is_not_asked_about_an_update_that_is_not_finite():
+def test_a_rule_ignores_updates_that_are_not_finite():
     passes = Passes(KLAbove(0.01), num_minibatches=1)
     for kl_old, is_finite in ((0.05, True), (5.0, False)):
         passes.record(update(kl_old=kl_old), is_finite)

@@ -155,7 +155,7 @@ def test_only_sampled_tokens_have_weight_length_logits_and_metrics(monkeypatch: 
     rollouts, objective = prepared(policy, surrogates.Clipped(), weightings.SequenceMean())
     assert rollouts.lengths.tolist() == [*map(sum, SAMPLED)]
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
-    sums = torch.zeros(6).index_add(0, rollouts.spread(rollouts.row), rollouts.weight)
+    sums = torch.zeros(6).index_add(0, rollouts.per_token(rollouts.row), rollouts.weight)
     assert sums.tolist() == pytest.approx([1 / 6] * 6)
     heads = []
     policy.compute.fused = False

@@ -5,7 +5,7 @@ from helpers.tiny import policy_of, rollouts_of, rows_of
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
 
-from grpo_lightning import BatchSize, MicroBatch, Minibatch, Objective, Rollouts, SequenceMean, ranks, spread
+from grpo_lightning import BatchSize, MicroBatch, Minibatch, Objective, Rollouts, SequenceMean, per_element, ranks
 from grpo_lightning.maths.minibatches import idle_micro_batch, rows_with_gradient
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
@@ -14,9 +14,9 @@ LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 def weighted(advantage: list[float]) -> Rollouts:
     """Eight completions of two prompts with the weights of the whole batch."""
     rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 5], group=[0, 0, 0, 0, 1, 1, 1, 1])
-    rollouts.advantage = spread(torch.tensor(advantage), rollouts.lengths)
+    rollouts.advantage = per_element(torch.tensor(advantage), rollouts.lengths)
     batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
-    rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
+    rollouts.weight = per_element(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     rollouts.old_logp = None
     return rollouts
 
@@ -40,7 +40,7 @@ def test_ranks_keep_the_rows_that_one_process_would(counts, rank, kept, monkeypa
 
 def test_the_row_kept_for_a_zero_gradient_has_weight_if_any_has():
     rollouts = weighted([0.0] * 8)
-    rollouts.weight = torch.where(rollouts.spread(torch.arange(8)) < 3, 0.0, rollouts.weight)
+    rollouts.weight = torch.where(rollouts.per_token(torch.arange(8)) < 3, 0.0, rollouts.weight)
     assert rows_with_gradient(rollouts).tolist() == [3]
     rollouts.weight = torch.zeros_like(rollouts.weight)
     assert rows_with_gradient(rollouts).tolist() == [0]

@@ -16,7 +16,7 @@ from grpo_lightning.plugins.methods.token_weights.mismatch_masks import (
     ProbabilityGap,
     RatioMask,
     SequenceMask,
-    kept,
+    inside,
 )
 
 
@@ -33,8 +33,7 @@ def far_rollouts(seed: int = 0) -> Rollouts:
 
 def factor_of(correction: Correction, rollouts: Rollouts) -> Tensor:
     assert rollouts.old_logp is not None
-    factor = Objective(correction=correction).factor(rollouts.old_logp, rollouts)
-    return torch.ones(rollouts.num_tokens) if factor is None else factor
+    return Objective(correction=correction).factor(rollouts.old_logp, rollouts)
 
 
 def by_hand(correction: Correction, advantage: float = 1.0) -> list[float]:
@@ -64,7 +63,7 @@ def test_factors_by_hand() -> None:
 
 
 def test_a_ratio_that_is_no_number_is_not_masked() -> None:
-    masked = kept(torch.tensor([math.nan, 0.4, 0.5, 5.0, 5.1]), low=0.5, high=5.0)
+    masked = inside(torch.tensor([math.nan, 0.4, 0.5, 5.0, 5.1]), low=0.5, high=5.0)
     assert masked[0].isnan() and masked[1:].tolist() == [0, 0.5, 5, 0]
 
 
@@ -117,7 +116,7 @@ def test_no_correction_changes_no_bit_and_reads_no_sampler() -> None:
     assert torch.equal(Objective()(logp, torch.zeros_like(logp), rollouts)[0], value)
 
 
-def test_where_pi_old_is_the_policy_the_factor_comes_from_its_own_log_probs() -> None:
+def test_without_old_logp_the_factor_comes_from_the_policy() -> None:
     rollouts = far_rollouts()
     known = rollouts.old_logp
     objective = Objective(correction=TruncatedRatio(1.2))
@@ -136,31 +135,31 @@ def test_where_pi_old_is_the_policy_the_factor_comes_from_its_own_log_probs() ->
 
 
 def expected_mismatch(rollouts: Rollouts, factor: Tensor) -> dict[str, float]:
-    """The measures of the completions, in plain Python."""
-    kl, gaps, corrected, masked, wholes = [], [], [], [], []
+    """The metrics of the completions, in plain Python."""
+    kl, gaps, corrected, masked, ratios = [], [], [], [], []
     start = 0
     for length in rollouts.lengths.tolist():
-        own = range(start, start + length)
+        tokens = range(start, start + length)
         start += length
-        logs = [float(rollouts.old_logp[t]) - float(rollouts.sampler_logp[t]) for t in own]
-        counting = [log for t, log in zip(own, logs, strict=True) if rollouts.weight[t] != 0]
-        kl += [math.exp(log) - 1 - log for log in counting]
-        gaps += [abs(log) for log in counting]
-        factors = [float(factor[t]) for t in own if rollouts.weight[t] != 0]
-        corrected += [abs(one - 1) > 0.01 for one in factors]
-        masked += [one == 0 for one in factors]
-        wholes += [math.exp(sum(logs))] if counting else []
-    mean = sum(wholes) / len(wholes)
+        logs = [float(rollouts.old_logp[t]) - float(rollouts.sampler_logp[t]) for t in tokens]
+        counted = [log for t, log in zip(tokens, logs, strict=True) if rollouts.weight[t] != 0]
+        kl += [math.exp(log) - 1 - log for log in counted]
+        gaps += [abs(log) for log in counted]
+        factors = [float(factor[t]) for t in tokens if rollouts.weight[t] != 0]
+        corrected += [abs(value - 1) > 0.01 for value in factors]
+        masked += [value == 0 for value in factors]
+        ratios += [math.exp(sum(logs))] if counted else []
+    mean = sum(ratios) / len(ratios)
     return {
         "kl": sum(kl) / len(kl),
         "gap": max(gaps),
         "corrected": sum(corrected) / len(corrected),
         "masked": sum(masked) / len(masked),
-        "ess": mean**2 / (sum(one**2 for one in wholes) / len(wholes)),
+        "ess": mean**2 / (sum(ratio**2 for ratio in ratios) / len(ratios)),
     }
 
 
-def test_the_mismatch_is_that_of_a_loop_by_pack() -> None:
+def test_the_mismatch_of_micro_batches_equals_a_loop() -> None:
     rollouts = far_rollouts()
     rollouts.weight[3], rollouts.weight[-1] = 0.0, 0.0  # a token of the second completion, and the whole last one
     objective = Objective(correction=RatioMask(0.8, 1.2))
@@ -181,16 +180,3 @@ def test_the_mismatch_is_that_of_a_loop_by_pack() -> None:
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, rel=1e-4)
     assert 0 < float(found["mismatch/masked"]) < float(found["mismatch/corrected"]) < 1
     assert float(found["mismatch/ess"]) < 0.9
-
-
-def test_the_mismatch_of_ranks_is_that_of_all() -> None:
-    rollouts = far_rollouts()
-    half = Mismatch.from_micro_batch(rollouts, rollouts.old_logp, torch.ones_like(rollouts.old_logp))
-
-    def of_two_alike(values: Tensor, reduce_op: str) -> Tensor:
-        return {"sum": 2 * values, "max": values}[reduce_op]
-
-    both = half.reduce(of_two_alike)
-    assert float(both.tokens.sum()) == 2 * rollouts.num_tokens
-    for name, value in half.metrics().items():
-        assert float(both.metrics()[name]) == pytest.approx(float(value), rel=1e-5)

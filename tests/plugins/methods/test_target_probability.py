@@ -51,7 +51,7 @@ def test_the_footnote_three_good_tokens_and_a_bad_one_of_a_quarter_each():
     assert targets(rollouts) == near((0, 0.32), (0, 0.32), (0, 0.32), (0.04, math.inf))
 
 
-def test_a_token_that_is_tried_several_times_counts_once():
+def test_a_token_sampled_several_times_counts_once():
     # 5 three times, 6 once: 1/2 + 1/2, not 2.
     rollouts = rollouts_with([[5], [5], [5], [6]], [1.0] * 4, [0.25] * 4)
     assert targets(rollouts) == near((0, 0.5), (0, 0.5), (0, 0.5), (0, 0.5))
@@ -76,7 +76,7 @@ def test_advantages_that_cancel_but_for_rounding_have_cancelled(sign):
     assert targets(rollouts)[::2] == near((0.4, 0.4), (0.4, 0.4), (0.4, 0.4))
 
 
-def test_a_first_token_goes_where_the_sum_of_the_advantages_through_it_points():
+def test_a_shared_token_follows_the_sum_of_its_advantages():
     # 1 - 0.4 - 0.4 > 0: good, though two of three are bad; both kinds push until it is there.
     rollouts = rollouts_with([[5, 6], [5, 7], [5, 8]], [1.0, -0.4, -0.4], [0.25, 0.1] * 3)
     assert targets(rollouts)[0] == targets(rollouts)[2] == near((0, 0.5))[0]
@@ -95,13 +95,13 @@ def test_a_token_without_advantage_keeps_its_share_of_what_is_scaled():
     assert not (result.clipped_low | result.clipped_high).any()
 
 
-def test_rounding_of_shared_log_probs_does_not_tear_a_token_apart():
+def test_a_shared_token_has_one_target_in_spite_of_rounding():
     rollouts = rollouts_with([[5, 6], [5, 7]], [1.0, 1.0], [0.25, 0.1, 0.250001, 0.1])
     found = targets(rollouts)
     assert found[0] == found[2] == (0, pytest.approx(math.sqrt(0.2500005), rel=1e-5))
 
 
-def test_a_token_stops_at_its_target_and_pushes_again_if_it_is_driven_back():
+def test_a_token_has_a_gradient_until_it_reaches_its_target():
     rollouts = rollouts_with([[5], [6]], [2.0, -1.0], [0.25, 0.25])
     with_targets(rollouts)  # 0.5 and 0.0625.
     steps = [
@@ -121,7 +121,7 @@ def test_a_token_stops_at_its_target_and_pushes_again_if_it_is_driven_back():
         assert not result.unreachable.any()
 
 
-def test_a_token_within_the_tolerance_is_there():
+def test_a_token_within_the_tolerance_is_at_its_target():
     # 0.999 has the root 0.9995, 0.0005 nats away; 0.25 has 0.5, and counts as there from 0.5 e^-0.01 = 0.495 on.
     rollouts = rollouts_with([[5, 9], [6, 9]], [1.0, -1.0], [0.999, 0.25, 0.0005, 0.25])
     found = targets(rollouts, tolerance=0.01)

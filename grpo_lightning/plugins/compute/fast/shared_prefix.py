@@ -113,7 +113,7 @@ class SharedPrefix:
 
         # A completion's first token is predicted by the last token of its prompt, any other by the token before it.
         last_of_prompt = (starts[prompt_of_row] + prefixes - 1)[num_prompts:]
-        first_predictor = ragged.spread(last_of_prompt, sizes.completion_lengths)
+        first_predictor = ragged.per_element(last_of_prompt, sizes.completion_lengths)
         previous = torch.arange(num_prompt_tokens, num_tokens) - 1
         is_first = ragged.positions(sizes.completion_lengths) == 0
         predictor = torch.where(is_first, first_predictor, previous)
@@ -143,8 +143,8 @@ class SharedPrefix:
 
         return cls(
             tokens=tokens,
-            position_ids=on_device((ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None]),
-            predicts=on_device(predictor[sizes.drawn]),
+            position_ids=on_device((ragged.per_element(prefixes, lengths) + ragged.positions(lengths))[None]),
+            predicts=on_device(predictor[sizes.sampled]),
             buckets=buckets,
             token_of_query=on_device(torch.cat(token_of_query)),
             token_of_key=on_device(torch.cat(token_of_key)),

@@ -156,7 +156,7 @@ class Conversations(Sampler):
             prompts=list(prompts.values()),
             group=[index[row // group_size] for row, _ in pieces],
             completions=[piece.token_ids[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
-            drawn=[piece.drawn[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
+            is_sampled=[piece.drawn[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
             row=torch.tensor([row for row, _ in pieces], dtype=torch.int64),
             truncated=torch.tensor([samples[row].truncated for row, _ in pieces], dtype=torch.bool),
             columns={"sampler_logp": sampler_logp([piece.logp for _, piece in pieces])},

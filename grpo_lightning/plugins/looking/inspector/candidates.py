@@ -123,7 +123,7 @@ def summarise(exploration: Exploration) -> list[GroupSummary]:
 
     # Pieces of a conversation are rows of one sample: each pushes, the reward counts once.
     samples = rollouts.row.tolist()
-    begins = rollouts.begins.tolist()
+    begins = rollouts.is_first_row.tolist()
     numbers_by_id: dict[int, tuple[list[float], list[float]]] = {}
     for sample, is_new, row_push, prompt_id in zip(samples, begins, push_by_row, exploration.prompt_ids, strict=True):
         rewards, pushes = numbers_by_id.setdefault(prompt_id, ([], []))

@@ -56,7 +56,7 @@ class Row:
             start, end = end, end + length
             ids = torch.cat([row.token_ids, row.context.ids]) if row.context else row.token_ids
             ids_in_order = ids[row.sizes.order].tolist()
-            yield cls(row, slice(start, end), ids_in_order, row.sizes.drawn.numpy(), earlier_samples.count(sample))
+            yield cls(row, slice(start, end), ids_in_order, row.sizes.sampled.numpy(), earlier_samples.count(sample))
             earlier_samples.append(sample)
 
     def prompt(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Prompt:

@@ -1,4 +1,4 @@
-"""REINFORCE++: differences from the group's mean, on the scale of the batch."""
+"""REINFORCE++: differences from the group's mean, divided by the deviation over the batch."""
 
 from torch import Tensor
 
@@ -9,8 +9,8 @@ from grpo_lightning.types import at_least
 class BatchStd(AdvantageEstimator):
     """REINFORCE++ with baseline: Â_i = (r_i - mean(r) of the group) / (std of these differences over the batch + eps).
 
-    The scale is normalised, but easy and hard prompts keep their proportion. The batch is the exploration step of all
-    ranks; the differences have mean 0 (arXiv 2501.03262, Sec. 3).
+    The scale is normalised, but easy and hard prompts keep their proportion. The batch is the exploration step on all
+    ranks, over which the differences have mean 0 (arXiv 2501.03262, Sec. 3).
 
     Args:
         advantage_eps: Added to the population standard deviation.
@@ -25,5 +25,5 @@ class BatchStd(AdvantageEstimator):
 
 
 def over_batch(deviation: Tensor, advantage_eps: float) -> Tensor:
-    """[B] numbers of mean 0 divided by their population standard deviation."""
+    """[B] deviations, of mean 0 over the batch, divided by their population standard deviation."""
     return quotient(deviation, deviation.square().mean().sqrt() + advantage_eps)

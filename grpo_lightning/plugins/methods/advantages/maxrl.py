@@ -1,4 +1,4 @@
-"""The advantage by which the gradient goes to that of maximum likelihood."""
+"""The advantage whose gradient approaches the gradient of maximum likelihood."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from grpo_lightning.maths.ragged import segment_sum
 class MaxRL(AdvantageEstimator):
     """MaxRL: Â_i = (r_i - mean(r)) / mean(r) over the group; 0 where the mean is not above 0 (arXiv 2602.02710).
 
-    A prompt solved with probability p weighs 1/p: as the group grows, the gradient becomes that of log p, maximum
-    likelihood, where that of `GroupMean` is that of p. Rarely solved prompts count more. For rewards of 0 and 1: with
-    negative ones a mean near 0 says nothing.
+    A prompt solved with probability p weighs 1/p: as the group grows, the gradient becomes the gradient of log p, which
+    is maximum likelihood; with `GroupMean` it is the gradient of p. Rarely solved prompts count more. For rewards of 0
+    and 1: with negative rewards a mean near 0 says nothing.
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:

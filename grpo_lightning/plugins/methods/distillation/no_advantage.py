@@ -1,4 +1,4 @@
-"""The advantage of a run that learns from its KL term alone."""
+"""The advantage of a run that learns only from its KL term."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from grpo_lightning.maths.advantages import AdvantageEstimator
 
 
 class NoAdvantage(AdvantageEstimator):
-    """Â = 0 for every token: rewards only watch, and the KL term alone teaches, as in on-policy distillation."""
+    """Sets Â = 0 for every token, as in on-policy distillation: only the KL term teaches, and rewards are metrics."""
 
     compares_group = False
 

@@ -1,4 +1,4 @@
-"""The reward of a run that has none."""
+"""The reward of a run in which only a teacher teaches."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from grpo_lightning.types import Sample
 
 
 class NoReward(Reward):
-    """0 for every completion: for questions that nothing can score, where a teacher alone teaches.
+    """Gives 0 to every completion, for questions that nothing can score: only a teacher teaches.
 
-    The judge of the task, or `model.validation.grader`, still says in validation what is right.
+    In validation the grader of the task, or `model.validation.grader`, still decides what is right.
     """
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:

@@ -1,4 +1,4 @@
-"""Self-distillation: the policy, told more than it was asked, teaches itself."""
+"""Self-distillation: the policy with a more informative prompt teaches itself."""
 
 import re
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from grpo_lightning.types import Sample, UsageError
 
 
 class SelfTeacher(PolicySnapshot):
-    """The policy given another prompt, such as one with the solution or with feedback: the teacher of its own answers.
+    """Takes the policy with another prompt as the reference, for example a prompt with the solution or with feedback.
 
-    Knowing what its prompt adds, it judges each token that was drawn for the question alone (SDPO, arXiv 2601.20802;
-    OPSD, arXiv 2601.18734). Derive from it and replace `question` to write the prompt in Python. Its forwards exceed
-    `loop.max_tokens` by what the prompt adds.
+    With the information in its prompt, it scores each token that was sampled for the question alone (SDPO,
+    arXiv 2601.20802; OPSD, arXiv 2601.18734). Derive from it and replace `question` to write the prompt in Python. Its
+    forwards exceed `loop.max_tokens` by the tokens that the prompt adds.
 
     Args:
-        prompt: What stands in place of the question, in the same template or chat. `{question}`, `{answer}`,
+        prompt: The text in place of the question, in the same template or chat. `{question}`, `{answer}`,
             `{completion}` and `{column}` of the data are filled in.
-        snapshot: Which weights teach. None is the policy as it is at the moment; a `FrozenCopy` stays the first one.
+        snapshot: The weights that teach. None takes the current policy; a `FrozenCopy` keeps the initial policy.
     """
 
     def __init__(
@@ -34,11 +34,13 @@ class SelfTeacher(PolicySnapshot):
         snapshot: PolicySnapshot | None = None,
     ) -> None:
         super().__init__()
-        self.prompt, self.snapshot = prompt, snapshot or RecordedLogp()
-        self.prompts: list[list[int]] = []  # the token ids of the prompt of each sample of the step
+        self.prompt = prompt
+        self.snapshot = snapshot or RecordedLogp()
+        self.prompts: list[list[int]] = []
+        """The token ids of the teacher's prompt for each sample of the step."""
 
     def question(self, sample: Sample) -> str:
-        """What the teacher is asked about a completion."""
+        """Returns the question of the teacher's prompt for a completion."""
         question = sample.prompt.question
         values = {"question": question.text, "answer": question.answer, "completion": sample.text}
         value_by_name = question.metadata | values
@@ -69,9 +71,11 @@ class SelfTeacher(PolicySnapshot):
                 )
 
     def _token_ids(self, policy: Policy, sample: Sample) -> list[int]:
-        """The prompt with another question in it."""
-        prompt, encode = sample.prompt, policy.tokenizer.encode
-        question = prompt.question.text.strip()  # chat templates strip it
+        """Returns the token ids of a sample's prompt with the teacher's question in place of its own."""
+        prompt = sample.prompt
+        encode = policy.tokenizer.encode
+        # Chat templates strip the question.
+        question = prompt.question.text.strip()
         if not question or prompt.text.count(question) != 1:
             raise UsageError(
                 f"{prompt.question.source}: its question must stand in its prompt once, as it is, to be replaced"
@@ -81,10 +85,10 @@ class SelfTeacher(PolicySnapshot):
         return list(encode(text, add_special_tokens=adds_special_tokens))
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
-        return self.snapshot.scored(policy, self.seen(rollouts), read)
+        return self.snapshot.scored(policy, self.with_prompts(rollouts), read)
 
-    def seen(self, rollouts: Rollouts) -> Rollouts:
-        """The same completions after the other prompts, each prompt once."""
+    def with_prompts(self, rollouts: Rollouts) -> Rollouts:
+        """Returns the same completions after the teacher's prompts, each prompt once."""
         rows = rollouts.row.tolist()
         if len({*rows}) < len(rows):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")

@@ -1,4 +1,4 @@
-"""The last hidden states of a reference model: all that is kept of its distributions."""
+"""The last hidden states of a reference model, from which its distributions can be computed."""
 
 import copy
 from dataclasses import dataclass
@@ -10,17 +10,27 @@ from grpo_lightning.policy.architecture import Head
 
 @dataclass(slots=True)
 class States:
-    """The states from which a model predicts some drawn tokens, and the head that makes logits of them."""
+    """The states from which a model predicts n sampled tokens, and the head that computes their logits."""
 
-    hidden: Tensor  # [n, hidden] states before the n tokens
+    hidden: Tensor
+    """[n, hidden] the states before the n tokens, in the model's dtype."""
     head: Head
-    tokens: Tensor | None = None  # [n] int64, which of the N drawn tokens they are; None: all
+    """Computes logits from states."""
+    tokens: Tensor | None = None
+    """[n] int64, the indices of the tokens among the N sampled tokens; None: all N tokens."""
 
     @classmethod
     def read(cls, hidden: Tensor, head: Head, keeps_head: bool = False) -> list["States"]:
-        """Reads them in a forward. With `keeps_head` the head's weights, gathered for that forward, outlive it."""
+        """Reads the states in a forward.
+
+        Args:
+            hidden: [N, hidden] the states before the sampled tokens.
+            head: The head of the model.
+            keeps_head: Copy the head's weights: sharded weights are gathered only for the forward.
+        """
         if keeps_head:
-            head, embedding = copy.copy(head), copy.copy(head.embedding)
+            head = copy.copy(head)
+            embedding = copy.copy(head.embedding)
             weights = {name: weight.detach().clone() for name, weight in embedding.named_parameters(recurse=False)}
             vars(embedding)["_parameters"] = {name: weights.get(name) for name in embedding._parameters}
             head.embedding = embedding

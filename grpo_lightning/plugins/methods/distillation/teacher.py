@@ -1,4 +1,4 @@
-"""A teacher: another model as the reference."""
+"""A teacher, which is another model in place of the reference."""
 
 import copy
 from typing import Any, Literal
@@ -11,10 +11,10 @@ from grpo_lightning.types import UsageError
 
 
 class Teacher(FrozenCopy):
-    """Another model, of any size but with the policy's vocabulary: the teacher of on-policy distillation.
+    """Takes another model as the reference: the teacher of on-policy distillation, of any size, with equal vocabulary.
 
-    The KL term then pulls the policy towards the teacher, on completions that the policy itself draws. The teacher
-    never moves and is in no checkpoint: a resumed run reads its folder again. docs/distillation.md shows its use.
+    The KL term pulls the policy towards the teacher on completions that the policy samples. The teacher is never
+    trained and is in no checkpoint: a resumed run reads its folder again. docs/distillation.md shows its use.
 
     Args:
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
@@ -34,34 +34,36 @@ class Teacher(FrozenCopy):
         self.register_load_state_dict_pre_hook(_put_in)
 
     def check(self, policy: Policy) -> None:
-        """Raises UsageError for what its folder lacks, and where a token of the policy has another id."""
+        """Raises UsageError if the folder is incomplete, or if a token of the policy has another id in the teacher."""
         self.policy.check()
         policy_ids = policy.tokenizer.get_vocab()
         teacher_ids = self.policy.tokenizer.get_vocab()
-        differ = [token for token, id in policy_ids.items() if teacher_ids.get(token) != id]
-        if differ:
-            token = differ[0]
+        different_tokens = [token for token, id in policy_ids.items() if teacher_ids.get(token) != id]
+        if different_tokens:
+            token = different_tokens[0]
             raise UsageError(
                 f"{self.policy.key}.path={self.policy.path}: its vocabulary is not the policy's: {token!r} is "
                 f"{teacher_ids.get(token, 'missing')} there and {policy_ids[token]} in {policy.path} "
-                f"({len(differ)} differ); give a teacher of the policy's family"
+                f"({len(different_tokens)} differ); give a teacher of the policy's family"
             )
 
     def refresh(self, policy: Policy) -> None:
-        """Reads the weights, once; log-probs are computed as the policy computes them."""
+        """Reads the weights once. Log-probs are computed in the same way as the policy's."""
         if not self.exists:
             self.check(policy)
-            self.policy.compute, self.policy.float32_head = copy.deepcopy(policy.compute), policy.float32_head
+            self.policy.compute = copy.deepcopy(policy.compute)
+            self.policy.float32_head = policy.float32_head
             self.policy.load()
             self.policy.requires_grad_(False).eval()
 
 
 def _leave_out(teacher: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Removes the teacher's tensors from a checkpoint that is being written."""
     for name in [name for name in state if name.startswith(prefix)]:
         del state[name]
 
 
 def _put_in(teacher: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """A checkpoint has none of its tensors: they stay as they are."""
+    """Adds the teacher's tensors to a checkpoint that is being read, which has none, so that they stay unchanged."""
     for name, module in teacher.named_children():
         state.update(module.state_dict(prefix=f"{prefix}{name}."))

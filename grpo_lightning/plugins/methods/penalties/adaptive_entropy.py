@@ -7,23 +7,26 @@ from grpo_lightning.types import require
 
 
 class AdaptiveEntropy(EntropyBonus):
-    """c rises by `delta` after an update whose entropy is at most `target`, and falls by it otherwise, from 0 on.
+    """Raises c by `delta` after an update whose entropy is at most `target`, and lowers it otherwise, from 0 on.
 
-    It is applied only while the entropy is at most `target`, by the last update: then it holds the entropy near the
-    target, whatever the task (Skywork-OR1, arXiv 2505.22312, Sec. 4). Take a target a little under the entropy that the
-    run begins with: the paper's is low for a small model.
+    The bonus is applied only while the entropy of the last update is at most `target`: it then keeps the entropy near
+    the target, whatever the task (Skywork-OR1, arXiv 2505.22312, Sec. 4). A good target is a little below the entropy
+    at the start of the run: the default is the paper's, and low for a small model.
 
     Args:
         target: The entropy to keep, in nats per token.
-        delta: Step of c.
+        delta: Change of c after each update.
         largest: Upper bound of c.
     """
 
     def __init__(self, target: float = 0.2, delta: float = 0.005, largest: float = 1.0) -> None:
         for name, value in (("target", target), ("delta", delta), ("largest", largest)):
             require(value > 0, f"{name}={value} of AdaptiveEntropy: give more than 0")
-        self.target, self.delta, self.largest = target, delta, largest
-        self.level, self.is_low = 0.0, False
+        self.target = target
+        self.delta = delta
+        self.largest = largest
+        self.level = 0.0
+        self.is_low = False
 
     @property
     def coefficient(self) -> float:
@@ -37,4 +40,5 @@ class AdaptiveEntropy(EntropyBonus):
         return {"level": self.level, "is_low": self.is_low}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.level, self.is_low = state["level"], state["is_low"]
+        self.level = state["level"]
+        self.is_low = state["is_low"]

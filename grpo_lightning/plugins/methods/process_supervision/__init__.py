@@ -1,1 +1,1 @@
-"""Advantages from the rewards of segments."""
+"""Advantages from rewards of segments."""

@@ -1,4 +1,4 @@
-"""CISPO: a bound on how hard a token pushes."""
+"""CISPO: a bound on the weight of a token's gradient."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult, bounds, 
 class CISPO(Surrogate):
     """CISPO: sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * Â * log π_θ (arXiv 2506.13585, Eq. 4-5).
 
-    No token stops learning: the bounds only limit how hard it pushes. A clip silences rare but decisive tokens early.
+    Every token keeps a gradient: the bounds only limit its size. A clip silences rare but decisive tokens early.
 
     Args:
         clip_low: ε below; None, as in the paper, sets no bound.

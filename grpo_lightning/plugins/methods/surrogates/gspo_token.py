@@ -7,10 +7,10 @@ from grpo_lightning.maths.surrogates import SequenceClipped
 
 
 class SequenceClippedToken(SequenceClipped):
-    """GSPO-token: the ratio has the value of the sequence's and the gradient of each token's own.
+    """GSPO-token: the ratio has the value of the sequence's ratio and the gradient of the token's ratio.
 
     For advantages that differ by token, as with process supervision. s_it = sg(s_i) π_θ / sg(π_θ)
-    (arXiv 2507.18071, Eq. 13-14). Where Â is the same for all tokens, the gradient is that of GSPO.
+    (arXiv 2507.18071, Eq. 13-14). If Â is the same for all tokens, the gradient equals the gradient of GSPO.
     """
 
     def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:

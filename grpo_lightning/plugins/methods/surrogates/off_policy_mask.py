@@ -13,8 +13,8 @@ from grpo_lightning.types import at_least
 class OffPolicyMask(Surrogate):
     """Leaves out bad completions that the policy has moved away from: mean over t of log(π_old/π_θ) above `threshold`.
 
-    For many updates per step: pushing down what the policy no longer writes only unsettles it. This is the off-policy
-    sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
+    For many updates per step: lowering the probability of text that the policy no longer writes only makes training
+    unstable. This is the off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
 
     Args:
         surrogate: The per-token objective of the other completions; by default `Clipped`.
@@ -23,7 +23,8 @@ class OffPolicyMask(Surrogate):
 
     def __init__(self, surrogate: Surrogate | None = None, threshold: float = 0.1) -> None:
         at_least("threshold", threshold, 0, "OffPolicyMask")
-        self.surrogate, self.threshold = surrogate or Clipped(), threshold
+        self.surrogate = surrogate or Clipped()
+        self.threshold = threshold
         self.reads_old_logp = self.surrogate.reads_old_logp
         self.moves_without_advantage = self.surrogate.moves_without_advantage
 
@@ -32,10 +33,10 @@ class OffPolicyMask(Surrogate):
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
         result = self.surrogate(logp, old_logp, rollouts)
-        away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
-        masked = (away > self.threshold) & (rollouts.advantage < 0)
-        result.value = torch.where(masked, 0.0, result.value)
-        # Not in place: a surrogate without bounds gives the same tensor for all three.
-        result.clipped_low = result.clipped_low | masked
-        result.clipped_high = result.clipped_high & ~masked
+        distance = rollouts.per_token(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
+        is_masked = (distance > self.threshold) & (rollouts.advantage < 0)
+        result.value = torch.where(is_masked, 0.0, result.value)
+        # Not in place: a surrogate without bounds returns one tensor for all three flags.
+        result.clipped_low = result.clipped_low | is_masked
+        result.clipped_high = result.clipped_high & ~is_masked
         return result

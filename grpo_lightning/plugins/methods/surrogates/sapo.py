@@ -1,4 +1,4 @@
-"""SAPO: a gate in place of a clip."""
+"""SAPO: a soft gate in place of a clip."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from grpo_lightning.types import require
 class SAPO(Surrogate):
     """SAPO: Â * sigmoid(τ (ratio - 1)) * 4/τ, a soft gate instead of a clip (arXiv 2511.20347, Eq. 5-6).
 
-    The push of a token fades with the distance of its ratio from 1 instead of ending at a bound. At ratio 1 the
-    gradient is that of `Clipped`.
+    The gradient of a token fades with the distance of its ratio from 1 instead of ending at a bound. At ratio 1 it
+    equals the gradient of `Clipped`.
 
     Args:
         tau_good: τ where Â > 0.
@@ -23,7 +23,8 @@ class SAPO(Surrogate):
     def __init__(self, tau_good: float = 1.0, tau_bad: float = 1.05) -> None:
         require(tau_good > 0, f"tau_good={tau_good}: give more than 0; the paper takes 1.0")
         require(tau_bad > 0, f"tau_bad={tau_bad}: give more than 0; the paper takes 1.05")
-        self.tau_good, self.tau_bad = tau_good, tau_bad
+        self.tau_good = tau_good
+        self.tau_bad = tau_bad
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
         ratio = log_ratio(logp, old_logp).exp()

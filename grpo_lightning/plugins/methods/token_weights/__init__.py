@@ -1,1 +1,1 @@
-"""Weights and masks per token of other papers."""
+"""Token weights and token masks of other papers."""

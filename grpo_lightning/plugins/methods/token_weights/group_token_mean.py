@@ -7,9 +7,9 @@ from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
 
 
 class GroupTokenMean(TokenWeighting):
-    """1 / (groups * tokens of the group): the mean over groups of the mean over a group's tokens.
+    """Weighs a token 1 / (groups * tokens of the group): the mean over groups of the mean over a group's tokens.
 
-    Every prompt counts the same, however long its completions are; inside a group every token does.
+    Every prompt counts the same, however long its completions are. In a group every token counts the same.
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:

@@ -1,4 +1,7 @@
-"""Corrections that leave out what sampler and policy disagree on, in the notation of `maths/corrections.py`."""
+"""Corrections that leave out tokens or completions on which sampler and policy disagree.
+
+The notation is explained in `maths/corrections.py`.
+"""
 
 import math
 
@@ -8,13 +11,13 @@ from torch import Tensor
 from grpo_lightning.maths.corrections import Correction, sequence_ratio
 from grpo_lightning.maths.ragged import segment_mean
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.types import require
+from grpo_lightning.types import UsageError, require
 
 
 class RatioMask(Correction):
     """IcePop: r_t if low <= r_t <= high, else 0.
 
-    Leaves single tokens out on which sampler and policy disagree most, as mixtures of experts have them (Ring-1T,
+    Leaves out single tokens on which sampler and policy disagree most, as happens in mixtures of experts (Ring-1T,
     arXiv 2510.18855).
 
     Args:
@@ -26,13 +29,13 @@ class RatioMask(Correction):
         self.low, self.high = around_one(low, high, "RatioMask")
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-        return kept(log_ratio.exp(), self.low, self.high)
+        return inside(log_ratio.exp(), self.low, self.high)
 
 
 class SequenceMask(Correction):
     """MIS, masked importance sampling of whole completions: r_i if low <= r_i <= high, else 0, for each token of i.
 
-    r_i weighs a completion without bias, but spreads with its length: of long ones few stay (Liu et al. 2025,
+    r_i weighs a completion without bias, but varies more the longer it is: few long completions stay (Liu et al. 2025,
     richardli.xyz/rl-collapse). TRL's default, up to 3.
 
     Args:
@@ -44,14 +47,15 @@ class SequenceMask(Correction):
         self.low, self.high = around_one(low, high, "SequenceMask")
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-        return rollouts.spread(kept(sequence_ratio(log_ratio, rollouts), self.low, self.high))
+        return rollouts.per_token(inside(sequence_ratio(log_ratio, rollouts), self.low, self.high))
 
 
 class GeometricMask(Correction):
-    """1 if low <= exp(mean over t of log r_t) <= high, else 0, for each token of the completion.
+    """Gives 1 if low <= exp(mean over t of log r_t) <= high, else 0, for each token of the completion.
 
-    A bound on the mismatch per token, so that long completions are not left out for their length alone. It chooses and
-    does not weigh: the factor inside is 1 (Liu et al. 2025, richardli.xyz/rl-collapse-3).
+    It bounds the mismatch per token, so that long completions are not left out for their length alone. It selects
+    completions without weighing them: between the bounds the factor is 1 (Liu et al. 2025,
+    richardli.xyz/rl-collapse-3).
 
     Args:
         low: The smallest mean ratio that counts. The default is for a sampler that only rounds; old weights need more.
@@ -63,15 +67,15 @@ class GeometricMask(Correction):
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
         ratio = segment_mean(log_ratio, rollouts.lengths).exp()
-        return rollouts.spread((kept(ratio, self.low, self.high) > 0).float())
+        return rollouts.per_token((inside(ratio, self.low, self.high) > 0).float())
 
 
 class ProbabilityGap(Correction):
-    """DPPO's mask before the passes: r_t, but 0 where the policy has already moved too far the way that Â pushes.
+    """DPPO's mask before the passes: r_t, but 0 if the policy has already moved too far in the direction of Â.
 
-    That is π_old - μ > threshold where Â > 0, and π_old - μ < -threshold where Â < 0 (binary total variation,
-    arXiv 2602.04879). It is decided once per step: it leaves out stale tokens, and does not bound what the updates of a
-    step do, which is π_θ - π_old. The surrogate `DPPO` bounds those too.
+    Too far is π_old - μ > threshold where Â > 0, and π_old - μ < -threshold where Â < 0 (binary total variation,
+    arXiv 2602.04879). The mask is computed once per step: it leaves out stale tokens, and does not bound π_θ - π_old,
+    the change by the updates of the step. The surrogate `DPPO` bounds this change too.
 
     Args:
         threshold: δ, the largest difference of probabilities.
@@ -88,13 +92,13 @@ class ProbabilityGap(Correction):
         return torch.where(gap * rollouts.advantage.sign() > self.threshold, 0.0, ratio)
 
 
-def kept(ratio: Tensor, low: float, high: float) -> Tensor:
-    """The ratios from `low` to `high`, 0 for others. A NaN stays one."""
+def inside(ratio: Tensor, low: float, high: float) -> Tensor:
+    """[n] the ratios from `low` to `high`, and 0 in place of other ratios. NaN stays NaN."""
     return torch.where((ratio < low) | (ratio > high), 0.0, ratio)
 
 
 def around_one(low: float, high: float, owner: str) -> tuple[float, float]:
-    """The bounds of a ratio. Raises UsageError unless 1, the ratio without mismatch, lies between them."""
-    fix = "give 0 <= low <= 1 <= high, since 1 is no mismatch"
-    require(0 <= low <= 1 <= high < math.inf, f"low={low}, high={high} of {owner}: {fix}")
+    """Returns the bounds of a ratio. Raises UsageError unless 1, the ratio without mismatch, lies between them."""
+    if not 0 <= low <= 1 <= high < math.inf:
+        raise UsageError(f"low={low}, high={high} of {owner}: give 0 <= low <= 1 <= high, since 1 is no mismatch")
     return low, high

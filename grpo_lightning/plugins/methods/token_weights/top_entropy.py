@@ -1,4 +1,4 @@
-"""Learning from the tokens of most entropy."""
+"""A mask that keeps the tokens with the highest entropy."""
 
 from torch import Tensor
 
@@ -8,9 +8,9 @@ from grpo_lightning.types import require
 
 
 class TopEntropy(TokenMask):
-    """Keeps the tokens at which π_old has most entropy, of all tokens of the step (arXiv 2506.01939).
+    """Keeps the tokens of the step at which π_old has the highest entropy (arXiv 2506.01939).
 
-    Those are the forks of a solution; in the paper, learning from them alone is as good or better.
+    They are the forks of a solution. In the paper, learning from these tokens alone is as good or better.
 
     Args:
         fraction: ρ, the fraction of tokens that stay; 0.2 in the paper.

@@ -1,5 +1,6 @@
 """A source that draws several steps ahead, and renews the weights of what is being drawn."""
 
+from dataclasses import replace
 from typing import Any
 
 from grpo_lightning import ranks
@@ -48,8 +49,9 @@ class FullyAsynchronous(OneStepOffPolicy):
             total_lag = sum(lag * count for lag, count in zip(lags, num_tokens.tolist(), strict=True))
             lag_of_rank = total_lag, int(num_tokens.sum()), max(lags, default=0)
             totals, counts, largest = zip(*ranks.gather(lag_of_rank), strict=True)
-            exploration.metrics["rollout/lag"] = sum(totals) / max(1, sum(counts))
-            exploration.metrics["rollout/lag_max"] = max(largest)
+            lag = sum(totals) / max(1, sum(counts))
+            metrics = {**exploration.metrics, "rollout/lag": lag, "rollout/lag_max": max(largest)}
+            exploration = replace(exploration, metrics=metrics)
         return exploration
 
     def _begin(self, step: int, stop: int) -> None:

@@ -1,6 +1,7 @@
 """A source that draws the next step's rollouts while a step is trained."""
 
 from collections import deque
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -65,24 +66,23 @@ class OneStepOffPolicy(Synchronous):
         idle = perf_counter() - draw.ended
         exploration = draw.exploration or self._explored(draw)
         self._draws.popleft()
-        exploration.seconds["wait"] = wait
-        exploration.metrics["rollout/lag"] = step - draw.begun
+        metrics = {**exploration.metrics, "rollout/lag": step - draw.begun}
         if draw.ended:  # after a resume nobody has waited
             seconds, waited, idles = zip(*ranks.gather((draw.seconds, self._waited, idle)), strict=True)
-            exploration.metrics |= {
+            metrics |= {
                 "async/wait_rollouts": max(waited),
                 "async/wait_trainer": min(idles),
                 "async/overlap": 1 - min(1.0, max(waited) / max(seconds)),
             }
         self._waited = 0.0
-        return exploration
+        return replace(exploration, seconds={**exploration.seconds, "wait": wait}, metrics=metrics)
 
     def _begin(self, step: int, stop: int) -> None:
         """Brings the weights that `step` begins with, and begins to draw the steps before `stop` with them."""
         run = self.inputs
         with run.explorer.engine.ready(run.policy):
             for later in range(step + len(self._draws), stop):
-                first = max([self.drawn, *(draw.ids.stop for draw in self._draws)])
+                first = max([self.num_questions, *(draw.ids.stop for draw in self._draws)])
                 ids = range(first, first + run.prompts_per_step)
                 self._draws.append(Draw(run, ids, later, step, run.policy.version))
                 self._draws[-1].start()
@@ -113,9 +113,7 @@ class OneStepOffPolicy(Synchronous):
 
     def _explored(self, draw: Draw) -> Exploration:
         """The step of a draw, with all its rounds and scores."""
-        exploration = super().next(draw.step)
-        exploration.policy_version = draw.version
-        return exploration
+        return super().next(draw.step)
 
     def _explore(self, ids: range, step: int) -> Exploration:
         """A round: drawn ahead, or drawn now with the weights of the first."""
@@ -142,7 +140,7 @@ class OneStepOffPolicy(Synchronous):
         """The stream of questions, and what is drawn for later steps. Every rank must call it."""
         self._settle()
         draws = [draw.state_dict() for draw in self._draws]
-        return {"drawn": self._draws[0].ids.start if draws else self.drawn, "draws": draws}
+        return {"drawn": self._draws[0].ids.start if draws else self.num_questions, "draws": draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from there, with any number of ranks. Rewards score again; what does not fit is drawn anew."""

@@ -92,8 +92,8 @@ class Demonstrations(Synchronous):
     def next(self, step: int) -> Exploration:
         exploration = super().next(step)
         shown: dict[str, float] = {"rollout/demonstrations": self.fraction}
-        exploration.metrics |= shown | ({} if self.mu is None else {"rollout/mu": self.mu_at(step)})
-        return exploration
+        shown |= {} if self.mu is None else {"rollout/mu": self.mu_at(step)}
+        return replace(exploration, metrics={**exploration.metrics, **shown})
 
     def mu_at(self, step: int) -> float:
         """μ of a step."""
@@ -133,7 +133,7 @@ class Demonstrations(Synchronous):
                 results={name: result.rows(rows) for name, result in scores.results.items()},
             ),
             rollouts=rollouts.with_columns(
-                {DEMONSTRATED: rollouts.spread(of_shown), EMPHASIS: rollouts.spread(emphasis)}
+                {DEMONSTRATED: rollouts.per_token(of_shown), EMPHASIS: rollouts.per_token(emphasis)}
             ),
             seconds=drawn.seconds if drawn else {"explore": 0.0, "reward": 0.0},
             policy_version=run.policy.version,

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -56,10 +57,10 @@ class StaleSource(Synchronous):
         policy, oldest = self.inputs.policy, self.earlier[0] if self.earlier else None
         with oldest.put_into(policy) if oldest else nullcontext():
             exploration = super().next(step)
-        exploration.metrics["rollout/lag"] = step - oldest.step if oldest else 0
+        metrics = {**exploration.metrics, "rollout/lag": step - oldest.step if oldest else 0}
         if self.lag:
             self.earlier.append(EarlierWeights(step, policy.version, copied(policy)))
-        return exploration
+        return replace(exploration, metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """The stream of questions, and the weights of the last steps. Every rank must call it."""

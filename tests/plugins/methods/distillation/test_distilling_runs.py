@@ -8,7 +8,7 @@ import pytest
 from helpers.command import Grpo
 from helpers.distilling import RUNS, in_every_way
 from helpers.fast import fit, policy_of
-from helpers.fitting import Digits, Gradients, KeepsSamples, checkpoint_of, relative, resumes_exactly, scalars
+from helpers.fitting import Digits, Gradients, checkpoint_of, relative, resumes_exactly, scalars
 from helpers.paths import ROOT
 
 from grpo_lightning import K2, FullVocabulary, NoAdvantage, Objective, Reinforce, RewardResult, Teacher
@@ -51,6 +51,7 @@ def teacher(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("kl", [K2(), FullVocabulary()], ids=["sampled", "exact"])
 def test_no_reward_is_read_by_the_gradient(kl: Any, teacher: str, tmp_path: Path) -> None:
+    assert not NoAdvantage.compares_group
     updates, rewards = [], [Digits(), Opposite()]
     for name, reward in zip("ab", rewards, strict=True):
         seen, objective = Gradients(), Objective(Reinforce(), kl, beta=1.0)
@@ -64,15 +65,6 @@ def test_no_reward_is_read_by_the_gradient(kl: Any, teacher: str, tmp_path: Path
     assert a["reward/mean"] != b["reward/mean"] and a["policy/kl_ref"] == b["policy/kl_ref"]
     first, *_, last = a["policy/kl_ref"].values()
     assert last < first
-
-
-def test_a_group_may_be_of_one(teacher: str, tmp_path: Path) -> None:
-    """No completion is compared with another one."""
-    seen = KeepsSamples()
-    options: dict[str, Any] = {"advantage": NoAdvantage(), "objective": Objective(Reinforce(), K2(), beta=1.0)}
-    sizes = {"group_size": 1, "prompts_per_step": 4}
-    fit(tmp_path, loop=sizes, rewards=[seen], reference=Teacher(teacher), **options)
-    assert len(seen.samples) == 12
 
 
 LAYER = f"--config={ROOT}/configs/algorithms/distillation.yaml"

@@ -72,20 +72,14 @@ def test_the_policy_teaches_itself_from_another_prompt() -> None:
     """Told the answer, or the completion itself: as a policy that was asked so, and the gradient flows through π_θ."""
     policy, rollouts = policy_of(), rollouts_of(LENGTHS, prompt_lengths=[4] * 4, group=[0, 1, 2, 3])
     samples = samples_of(rollouts, [{"hint": "xyz"}, {"hint": "u"}, {"hint": ""}, {"hint": "t"}])
-    own = [ids_of(f"Q{row}{row}A") for row in range(4)]
-    rollouts = Rollouts.from_lists(
-        own, [0, 1, 2, 3], [part.tolist() for part in rollouts.token_ids.split(LENGTHS)], columns=rollouts.columns
-    )
+    prompts = [ids_of(f"Q{row}{row}A") for row in range(4)]
+    completions = [ids.tolist() for ids in rollouts.token_ids.split(LENGTHS)]
+    rollouts = Rollouts.from_lists(prompts, [0, 1, 2, 3], completions, columns=rollouts.columns)
     teacher = SelfTeacher("{question}is{answer}{hint}")
     teacher.begin(policy, samples)
-    told = [f"Q{row}{row}is{row}{hint}A" for row, hint in enumerate(["xyz", "u", "", "t"])]
-    seen = Rollouts.from_lists(
-        [ids_of(text) for text in told],
-        [0, 1, 2, 3],
-        [part.tolist() for part in rollouts.token_ids.split(LENGTHS)],
-    )
+    told = [ids_of(f"Q{row}{row}is{row}{hint}A") for row, hint in enumerate(["xyz", "u", "", "t"])]
     with torch.no_grad():
-        expected = policy(seen).logp
+        expected = policy(Rollouts.from_lists(told, [0, 1, 2, 3], completions)).logp
         assert teacher(policy, rollouts).equal(expected)
         # A pack of some of the rows, in another order, and an idle one.
         micro_batch = rollouts.select(torch.tensor([3, 1]))

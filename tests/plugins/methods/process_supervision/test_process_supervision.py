@@ -18,24 +18,6 @@ def test_process_supervision_by_hand():
     assert per_completion(result, [4, 2]) == [[1, 1, 1, 0], [-1, -1]]
 
 
-def test_process_supervision_normalises_all_steps_of_the_group_together():
-    # Not per completion: 4 steps of 0, 0, 1, 1 have std sqrt(1/3), so each is ∓0.866025. Summed from the back.
-    steps = [[(0, 0.0), (1, 1.0)], [(0, 0.0), (1, 1.0)]]
-    batch = batch_of([[0, 0]], [1], [0, 0], [2, 2], [steps])
-    result = per_completion(ProcessSupervision(advantage_eps=0).per_token(batch), [2, 2])
-    assert result[0] == result[1] == pytest.approx([0, math.sqrt(0.75)], abs=1e-7)
-
-
-def test_a_reward_for_the_whole_is_one_step_at_the_last_token():
-    # Steps normalised to -1, 0, 1, and the reward for the whole, 0 and 10, to ∓0.7071 with weight 2.
-    steps = [[(0, 1.0), (1, 2.0)], [(0, 3.0)]]
-    batch = batch_of([[0, 0], [0, 10]], [1, 2], [0, 0], [3, 2], [steps, None])
-    result = per_completion(ProcessSupervision(advantage_eps=0).per_token(batch), [3, 2])
-    whole = math.sqrt(2)
-    assert result[0] == pytest.approx([-1 + 0 - whole, 0 - whole, -whole])
-    assert result[1] == pytest.approx([1 + whole, whole])
-
-
 def test_process_supervision_needs_segments():
     with pytest.raises(UsageError, match="no reward scores segments"):
         ProcessSupervision().per_token(batch_of([[0, 1]], [1], [0, 0], [2, 2]))

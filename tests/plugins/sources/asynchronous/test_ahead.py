@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,7 @@ class AtTheEnd(OneStepOffPolicy):
     """A mistake: rollouts have the version of the weights when they are taken."""
 
     def next(self, step: int) -> Any:
-        exploration = super().next(step)
-        exploration.policy_version = self.inputs.policy.version
-        return exploration
+        return replace(super().next(step), policy_version=self.inputs.policy.version)
 
 
 def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path) -> None:
