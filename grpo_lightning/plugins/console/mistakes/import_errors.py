@@ -15,7 +15,7 @@ from jsonargparse.typing import import_object
 from grpo_lightning.plugins.console.mistakes.message_internals import left_by
 from grpo_lightning.types import UsageError
 
-PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
 LIBRARIES = ("<", PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")))
 """How files begin that are not the user's; beside them those in `site-packages` or `dist-packages`."""
 
