@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lightning.plugins.data.orders.adaptive import Adaptive, Stream
+from grpo_lightning.plugins.data.orders.adaptive import Adaptive, RowStream
 from grpo_lightning.types import Question, at_least, require
 
 
@@ -45,7 +45,7 @@ class Curriculum(Adaptive):
     def setup(self, questions: Sequence[Question], seed: int) -> None:
         super().setup(questions, seed)
         rows = self.rows_of_stages()
-        self.streams = [Stream(questions, stage, seed) for stage in rows]
+        self.streams = [RowStream(questions, stage, seed) for stage in rows]
         self.stage_of = {row: stage for stage, some in enumerate(rows) for row in some}
         self.stage, self.step = 0, 0
         """The stage, from 0, and its steps so far."""
@@ -92,10 +92,10 @@ class Curriculum(Adaptive):
 
     def state_dict(self) -> dict[str, Any]:
         own = {"stage": self.stage, "step": self.step, "recent": [*self.recent]}
-        return super().state_dict() | own | {"taken": [stream.taken for stream in self.streams]}
+        return super().state_dict() | own | {"taken": [stream.num_taken for stream in self.streams]}
 
     def restore(self, state: dict[str, Any]) -> None:
         stage = min(state["stage"], len(self.streams) - 1)  # there may be fewer than before
         self.stage, self.step, self.recent = stage, state["step"], [*state["recent"]]
-        for stream, taken in zip(self.streams, state["taken"], strict=False):
-            stream.taken = taken
+        for stream, num_taken in zip(self.streams, state["taken"], strict=False):
+            stream.num_taken = num_taken

@@ -106,7 +106,7 @@ def test_pools_by_pass_rate() -> None:
         assert order.next(range(11, 12)) != [row]  # it waits for its rewards
         order.observe({10: [], 11: []})
     # 3/4 * 0 + 1/4 * 1 is middling, and so is 3/4 * 1 + 1/4 * 0: a question comes back as the policy changes.
-    order.asked = {20: hard, 21: easy, 22: middling}
+    order.row_by_id = {20: hard, 21: easy, 22: middling}
     order.observe({20: [1.0], 21: [0.0], 22: [1.0]})
     assert [float(order.rate[row]) for row in (hard, easy, middling)] == [0.25, 0.75, 0.625]
     assert torch.isnan(order.rate[failed])
@@ -135,7 +135,7 @@ def test_what_was_rarely_solved_is_asked_again() -> None:
     assert order.observe(dict(enumerate(values))) == {"order/waiting": 3}
     assert order.next(range(5, 10)) == [stream[1], stream[2], stream[4], stream[5], stream[6]]
     assert order.observe({5: [0, 1, 0, 0], 6: [1, 1, 1, 1]}) == {"order/waiting": 1}
-    order.asked[10] = stream[1]  # while it waits already
+    order.row_by_id[10] = stream[1]  # while it waits already
     assert order.observe({10: [0, 1, 0, 0]}) == {"order/waiting": 1}
     rare = set_up(Replayed(fraction=0.0))
     rare.waiting = [3]

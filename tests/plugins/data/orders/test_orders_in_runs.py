@@ -73,7 +73,7 @@ def test_the_order_is_told_the_rewards_of_every_round(tmp_path: Path) -> None:
     loop = {"dynamic_sampling": DynamicSampling(max_rounds=3)}
     fit(tmp_path, loop=loop, data=TaskData(Echo(), order=order), rewards=[Digits(change=a_fifth)])
     ids = [id for told in order.told for id in told]
-    assert ids == [*range(len(ids))] and len(ids) > 12 and len(order.told) == 3 and not order.asked
+    assert ids == [*range(len(ids))] and len(ids) > 12 and len(order.told) == 3 and not order.row_by_id
     assert all(len(values) == 4 for told in order.told for values in told.values())
     pools = [scalars(tmp_path)[f"order/{name}"][2] for name in ("new", "middling", "hard", "easy")]
     assert sum(pools) == pytest.approx(1) and pools[0] < 1

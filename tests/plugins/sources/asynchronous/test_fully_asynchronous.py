@@ -86,8 +86,8 @@ def test_weights_come_while_servers_draw_and_every_prompt_is_trained_in_order(
 @pytest.mark.parametrize(
     ("staleness", "loop", "message"),
     [
-        (2, {}, "max_staleness=2: Elsewhere takes no weights while it draws. Use model.engine=VLLMServerEngine"),
-        (2, {"dynamic_sampling": DynamicSampling()}, "Stream: loop.dynamic_sampling needs the scores of a step before"),
+        (2, {}, "max_staleness=2: Elsewhere takes no weights while it samples. Use model.engine=VLLMServerEngine"),
+        (2, {"dynamic_sampling": DynamicSampling()}, "FullyAsynchronous: loop.dynamic_sampling needs the scores of a step before"),
         (0, {}, "max_staleness=0: give 1 or more"),
     ],
 )

@@ -18,7 +18,7 @@ from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.looking.inspector import read
 from grpo_lightning.plugins.looking.inspector.inspector import Inspector
-from grpo_lightning.plugins.sources.asynchronous.background_sampling import packed, unpacked
+from grpo_lightning.plugins.sources.asynchronous.background_sampling import samples_from_state, samples_to_state
 from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import OneStepOffPolicy
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import FinishReason, Sample, UsageError
@@ -52,7 +52,7 @@ def run(folder: Path, source: RolloutSource, options: dict[str, Any], **more: An
     try:
         module = fit(folder, callbacks, loop, trainer, **options, **more)
     finally:
-        assert not [thread for thread in threading.enumerate() if thread.name == "grpo-ahead"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "grpo-sampling"]
     optimizer: Any = module.optimizers()
     return module.policy.state_dict(), optimizer.state_dict()["state"]
 
@@ -132,14 +132,14 @@ def test_samples_in_a_checkpoint_are_flat_tensors_and_come_back_by_prompt() -> N
         Sample(prompts[1], "b", [9], end),
         Sample(prompts[0], "c", [6], end, "c", logp=[-2.0], versions=[2**40]),
     ]
-    rows, tokens = packed(samples)
+    rows, tokens = samples_to_state(samples)
     assert {name: values.tolist() for name, values in tokens.items()} == {
         "token_ids": [7, 8, 9, 6],
         "logp": [-0.1, -1e-17, -2.0],
         "versions": [3, 4, 2**40],
     }
-    assert unpacked(rows, tokens, prompts) == [samples[0], samples[2], samples[1]]
-    assert unpacked(rows, tokens, prompts[1:]) == samples[1:2]
+    assert samples_from_state(rows, tokens, prompts) == [samples[0], samples[2], samples[1]]
+    assert samples_from_state(rows, tokens, prompts[1:]) == samples[1:2]
 
 
 def test_the_inspector_has_the_version_of_each_token(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path)
         (
             {"engine": PlainEngine()},
             {},
-            "PlainEngine draws with what the training computes with. Use model.engine=VLLM",
+            "PlainEngine samples with what the training computes with. Use model.engine=VLLM",
         ),
         ({}, {"dynamic_sampling": DynamicSampling()}, r"these rewards score later: \['digits'\]"),
     ],
@@ -202,7 +202,7 @@ def test_a_resume_with_other_sizes_draws_anew(tmp_path: Path, sizes: dict[str, i
         loop = {"source": OneStepOffPolicy(), "prompts_per_step": 4, "group_size": 4} | size
         trainer = {"max_epochs": steps, "enable_checkpointing": True}
         fit(tmp_path, [StepCheckpoint()], trainer=trainer, ckpt_path=path, loop=loop, engine=Elsewhere())
-    assert "drawn anew" in caplog.text
+    assert "sampled anew" in caplog.text
     assert list(scalars(tmp_path)["rollout/lag"].values()) == [0, 1, 0, 1]
 
 
