@@ -60,7 +60,7 @@ class SamplingThread(Thread):
         """True once all ranks have waited for the thread."""
         self.seconds = 0.0
         """Seconds that the first round took; 0 after a resume."""
-        self.ended = 0.0
+        self.ended_at = 0.0
         """Time at which the first round ended, in seconds of `perf_counter`; 0 after a resume."""
         self._prompts = inputs.data.ask(ids)
         self._error: BaseException | None = None
@@ -72,8 +72,8 @@ class SamplingThread(Thread):
             self.sample(self.ids, self._prompts)
         except BaseException as error:  # `wait` raises it in the main thread
             self._error = error
-        self.ended = perf_counter()
-        self.seconds = self.ended - started
+        self.ended_at = perf_counter()
+        self.seconds = self.ended_at - started
 
     def sample(self, ids: range, prompts: list[Prompt]) -> None:
         """Samples a round."""

@@ -74,14 +74,14 @@ class OneStepOffPolicy(Synchronous):
 
         # Servers sample later steps while this one is scored and trained.
         self._begin(step, step + 1 + self.depth)
-        idle = perf_counter() - thread.ended
+        idle = perf_counter() - thread.ended_at
         exploration = thread.exploration or self._explored(thread)
         self._threads.popleft()
 
         # How long did training wait for rollouts, and servers for weights? After a resume neither has.
         exploration.seconds["wait"] = wait
         exploration.metrics["rollout/lag"] = step - thread.begun
-        if thread.ended:
+        if thread.ended_at:
             seconds, waited, idles = zip(*ranks.gather((thread.seconds, self._waited, idle)), strict=True)
             exploration.metrics |= {
                 "async/wait_rollouts": max(waited),
