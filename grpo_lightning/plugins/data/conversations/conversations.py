@@ -42,13 +42,13 @@ class Conversations(Sampler):
     """Holds conversations between the policy, whose turns an engine samples, and instances of an environment.
 
     The random number of a sampled token depends on its position among the sampled tokens of its conversation, so
-    batches, ranks and other conversations do not matter. Every conversation has a copy of the environment, in a process
-    of its own.
+    batches, ranks and other conversations do not matter. Every conversation has a copy of the environment, in a
+    separate process.
 
     Args:
         environment: The prototype, which is copied for every conversation.
         limits: Limits of a conversation; by default `Limits()`.
-        system: Text of a message before those of the environment; empty leaves it out.
+        system: Text of a message before the environment's messages; empty leaves it out.
         chat: Use the tokenizer's chat template. Without it the first message is the prompt as it is, and later messages
             stand between line breaks.
         variables: Further variables of the chat template.

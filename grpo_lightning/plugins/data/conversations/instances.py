@@ -120,8 +120,7 @@ class Instances:
         """
         outcomes: dict[int, Outcome] = {}
         waiting = deque(calls)
-        busy: dict[Channel, int] = {}
-        """The keys of the instances that compute, by their channels."""
+        busy: dict[Channel, int] = {}  # the keys of the instances that compute, by their channels
         while waiting or busy:
             # Send calls to as many instances as may compute at once.
             while waiting and len(busy) < self.limits.num_workers:

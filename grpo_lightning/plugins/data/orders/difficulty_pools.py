@@ -61,7 +61,7 @@ class DifficultyPools(Adaptive):
         waits[[*self.row_by_id.values()]] = True
         pools = {name: pool & ~waits for name, pool in self.pools().items()}
 
-        # A pool is chosen among those that are not empty.
+        # One of the pools that are not empty is chosen.
         names = [name for name in POOLS if self.parts[name] and pools[name].any()]
         weights = [self.parts[name] for name in names]
         candidates = pools[self.chance(id).choices(names, weights)[0]] if names else ~waits
