@@ -42,12 +42,12 @@ class ArithmeticSegments(SegmentScorer):
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         """1, 0 or `no_equation` for each segment."""
         values = []
-        for sample, own in zip(samples, segments, strict=True):
-            found = [[*truths(segment)] for segment in own]
-            values.append([float(all(true)) if true else self.no_equation for true in found])
+        for sample, texts in zip(samples, segments, strict=True):
+            truths_by_segment = [[*truths(text)] for text in texts]
+            values.append([float(all(true)) if true else self.no_equation for true in truths_by_segment])
             if self.check_answer:
-                answers = same_number(sample.answer, extract_answer(sample.whole_turn) or "")
-                values[-1][-1] = float(answers and all(found[-1]))
+                is_right = same_number(sample.answer, extract_answer(sample.whole_turn) or "")
+                values[-1][-1] = float(is_right and all(truths_by_segment[-1]))
         return values
 
 

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lightning.plugins.data.orders.adaptive import Adaptive, Stream
-from grpo_lightning.types import Question, at_least, require
+from grpo_lightning.plugins.data.orders.adaptive import Adaptive, RowStream
+from grpo_lightning.types import Question, UsageError, at_least, require
 
 
 class Curriculum(Adaptive):
-    """Questions in stages; a stage ends after some steps, or once its questions are solved often enough.
+    """Asks questions in stages; a stage ends after some steps, or once its questions are solved often enough.
 
-    Where most groups are all wrong, easier questions teach first what the others need. The last stage does not end.
+    Where most groups are all wrong, easier questions teach first what harder questions need. The last stage does not
+    end.
 
     Args:
         column: Column of the data that tells a question's stage.
@@ -37,65 +38,88 @@ class Curriculum(Adaptive):
         at_least("data.order.steps", steps, 1)
         at_least("data.order.window", window, 1)
         require(0 <= review < 1, f"data.order.review={review}: give 0 to less than 1")
-        ends = steps is not None or accuracy is not None
-        require(ends, "data.order.steps=null, data.order.accuracy=null: no stage would end; give one of them")
-        self.column, self.stages, self.descending = column, stages, descending
-        self.steps, self.accuracy, self.window, self.review = steps, accuracy, window, review
+        if steps is None and accuracy is None:
+            raise UsageError("data.order.steps=null, data.order.accuracy=null: no stage would end; give one of them")
+        self.column = column
+        self.stages = stages
+        self.descending = descending
+        self.steps = steps
+        self.accuracy = accuracy
+        self.window = window
+        self.review = review
 
     def setup(self, questions: Sequence[Question], seed: int) -> None:
         super().setup(questions, seed)
-        rows = self.rows_of_stages()
-        self.streams = [Stream(questions, stage, seed) for stage in rows]
-        self.stage_of = {row: stage for stage, some in enumerate(rows) for row in some}
-        self.stage, self.step = 0, 0
-        """The stage, from 0, and its steps so far."""
+        rows_by_stage = self.rows_by_stage()
+        self.streams = [RowStream(questions, rows, seed) for rows in rows_by_stage]
+        self.stage_of_row = {row: stage for stage, rows in enumerate(rows_by_stage) for row in rows}
+        self.stage = 0
+        """The stage, from 0."""
+        self.step = 0
+        """Steps that the stage has taken so far."""
         self.recent: list[float] = []
         """The mean rewards of the stage's last groups."""
 
-    def rows_of_stages(self) -> list[list[int]]:
-        """The rows of each stage."""
-        lacks = next((one for one in self.questions if self.column not in one.metadata), None)
-        fault = f"data.order.column={self.column!r}: {lacks.source if lacks else ''} has no such column"
-        require(lacks is None, f"{fault}; give one of the data's, other than question and answer")
+    def rows_by_stage(self) -> list[list[int]]:
+        """Returns the rows of each stage."""
+        for question in self.questions:
+            if self.column not in question.metadata:
+                raise UsageError(
+                    f"data.order.column={self.column!r}: {question.source} has no such column; "
+                    "give one of the data's, other than question and answer"
+                )
         cells = [str(question.metadata[self.column]) for question in self.questions]
+
+        # A stage per value.
         if not isinstance(self.stages, int):
-            rows = [[row for row, cell in enumerate(cells) if cell == str(value)] for value in self.stages]
-            empty = [value for value, some in zip(self.stages, rows, strict=True) if not some]
-            require(not empty, f"data.order.stages: no question has {empty} in column {self.column!r}")
-            return rows
+            rows_by_stage = [[row for row, cell in enumerate(cells) if cell == str(value)] for value in self.stages]
+            absent = [value for value, rows in zip(self.stages, rows_by_stage, strict=True) if not rows]
+            require(not absent, f"data.order.stages: no question has {absent} in column {self.column!r}")
+            return rows_by_stage
+
+        # Equal stages of the sorted rows.
         try:
             numbers = [float(cell) for cell in cells]
         except ValueError as error:
-            fault = f"data.order.stages={self.stages}: {error} in column {self.column!r}"
-            require(False, f"{fault}; name the column's values as a list")
-        ordered = sorted(range(len(cells)), key=numbers.__getitem__, reverse=self.descending)
+            raise UsageError(
+                f"data.order.stages={self.stages}: {error} in column {self.column!r}; "
+                "name the column's values as a list"
+            ) from error
+        rows = sorted(range(len(cells)), key=numbers.__getitem__, reverse=self.descending)
         size, count = len(cells), self.stages
         require(count <= size, f"data.order.stages={count}: there are {size} questions; give fewer stages")
-        return [ordered[stage * size // count : (stage + 1) * size // count] for stage in range(count)]
+        return [rows[stage * size // count : (stage + 1) * size // count] for stage in range(count)]
 
     def choose(self, id: int) -> int:
         chance = self.chance(id)
-        again = self.stage > 0 and chance.random() < self.review
-        return self.streams[chance.randrange(self.stage) if again else self.stage].take()
+        is_review = self.stage > 0 and chance.random() < self.review
+        return self.streams[chance.randrange(self.stage) if is_review else self.stage].take()
 
     def learn(self, row: int, rewards: list[float]) -> None:
-        if self.stage_of[row] == self.stage:
+        if self.stage_of_row[row] == self.stage:
             self.recent = [*self.recent, sum(rewards) / len(rewards)][-self.window :]
 
     def learned(self) -> dict[str, float]:
         self.step += 1
         is_full = len(self.recent) == self.window
-        solved = self.accuracy is not None and is_full and sum(self.recent) / self.window >= self.accuracy
-        if self.stage + 1 < len(self.streams) and (solved or self.step == self.steps):
-            self.stage, self.step, self.recent = self.stage + 1, 0, []
+        is_solved = self.accuracy is not None and is_full and sum(self.recent) / self.window >= self.accuracy
+        if self.stage + 1 < len(self.streams) and (is_solved or self.step == self.steps):
+            self.stage += 1
+            self.step = 0
+            self.recent = []
         return {"order/stage": self.stage}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"stage": self.stage, "step": self.step, "recent": [*self.recent]}
-        return super().state_dict() | own | {"taken": [stream.taken for stream in self.streams]}
+        return super().state_dict() | {
+            "stage": self.stage,
+            "step": self.step,
+            "recent": [*self.recent],
+            "taken": [stream.num_taken for stream in self.streams],
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        stage = min(state["stage"], len(self.streams) - 1)  # there may be fewer than before
-        self.stage, self.step, self.recent = stage, state["step"], [*state["recent"]]
-        for stream, taken in zip(self.streams, state["taken"], strict=False):
-            stream.taken = taken
+        self.stage = min(state["stage"], len(self.streams) - 1)  # there may be fewer stages than before
+        self.step = state["step"]
+        self.recent = [*state["recent"]]
+        for stream, num_taken in zip(self.streams, state["taken"], strict=False):
+            stream.num_taken = num_taken

@@ -57,8 +57,8 @@ class GuessNumber(Environment, Task):
         """`higher`, `lower`, or the end."""
         self.num_made += 1
         guess = self._guess(message["content"].strip())
-        before = self.high - self.low + 1
-        possible = guess is not None and self.low <= guess <= self.high
+        num_possible = self.high - self.low + 1
+        is_possible = guess is not None and self.low <= guess <= self.high
         if guess is None:
             answer = f"a number from 1 to {self.highest}"
         elif guess < self.target:
@@ -70,9 +70,9 @@ class GuessNumber(Environment, Task):
         reward = float(guess == self.target)
         match self.turn_reward:
             case "contradiction":
-                reward -= (not possible) / self.num_guesses
+                reward -= (not is_possible) / self.num_guesses
             case "information":
-                reward += math.log(before / (self.high - self.low + 1)) / math.log(self.highest)
+                reward += math.log(num_possible / (self.high - self.low + 1)) / math.log(self.highest)
         done = guess == self.target or self.num_made == self.num_guesses
         return Turn([{"role": "user", "content": answer}], reward, done)
 

@@ -139,11 +139,11 @@ class M2PO(Correction):
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
         assert rollouts.old_logp is not None
         sampler_logp = rollouts.old_logp if rollouts.sampler_logp is None else rollouts.sampler_logp
-        own = log_ratio(rollouts.old_logp, sampler_logp).square()
-        everyone = gathered(own).sort().values
-        mean = everyone.cumsum(0) / torch.arange(1, len(everyone) + 1)
-        largest = everyone[mean <= self.tau].max() if (mean <= self.tau).any() else torch.tensor(-1.0)
-        return {"m2po": (own <= largest).float()}
+        square = log_ratio(rollouts.old_logp, sampler_logp).square()
+        squares = gathered(square).sort().values
+        mean = squares.cumsum(0) / torch.arange(1, len(squares) + 1)
+        largest = squares[mean <= self.tau].max() if (mean <= self.tau).any() else torch.tensor(-1.0)
+        return {"m2po": (square <= largest).float()}
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
         return log_ratio.exp() * rollouts.columns["m2po"]
@@ -161,13 +161,13 @@ class GTPO(TokenMask):
         begin, lengths, group = starts(rollouts.lengths).tolist(), rollouts.lengths.tolist(), rollouts.group.tolist()
         signs: dict[tuple[int, int, int, int], set[float]] = defaultdict(set)
         rows = [range(b, b + n) for b, n in zip(begin, lengths, strict=True)]
-        sides = [(side, own, row[:: (1, -1)[side]]) for side in (0, 1) for own, row in zip(group, rows, strict=True)]
-        for side, own, row in sides:
+        sides = [(side, g, row[:: (1, -1)[side]]) for side in (0, 1) for g, row in zip(group, rows, strict=True)]
+        for side, g, row in sides:
             for t, index in enumerate(row):
-                signs[side, own, t, ids[index]].add(float(advantage[index].sign()))
-        for side, own, row in sides:
+                signs[side, g, t, ids[index]].add(float(advantage[index].sign()))
+        for side, g, row in sides:
             for t, index in enumerate(row):
-                if not {1.0, -1.0} <= signs[side, own, t, ids[index]]:
+                if not {1.0, -1.0} <= signs[side, g, t, ids[index]]:
                     break
                 factor[index] = 2.0 if advantage[index] > 0 else 0.0
         return factor
@@ -256,14 +256,14 @@ class PassAtK(AdvantageEstimator):
         if n == 1 or not value.any():
             return torch.zeros_like(value)
         k = min(self.k, n - 1)
-        # The sets whose largest is j; those of them that hold i, below j or equal to it.
+        # The fraction of sets whose largest is j; of the sets with i, the fractions whose largest is i, and j above i.
         largest = value.new_tensor([comb(j, k - 1) / comb(n, k) for j in range(n)])
-        own = value.new_tensor([comb(i, k - 1) / comb(n - 1, k - 1) for i in range(n)])
+        equal = value.new_tensor([comb(i, k - 1) / comb(n - 1, k - 1) for i in range(n)])
         above = value.new_tensor([comb(j - 1, k - 2) / comb(n - 1, k - 1) if j and k > 1 else 0.0 for j in range(n)])
         higher = (above * value).flip(0).cumsum(0).flip(0) - above * value
         mean = (largest * value).sum()
         std = (largest * (value - mean).square()).sum().sqrt()
-        return quotient(own * value + higher - mean, std + self.advantage_eps)
+        return quotient(equal * value + higher - mean, std + self.advantage_eps)
 
 
 class LinearEntropy(EntropyBonus):

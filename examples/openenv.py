@@ -55,7 +55,7 @@ class OpenEnv(Environment, Task):
         """The seeds of a split."""
         bounds = {"val": (0, self.num_val), "train": (2 * self.num_val, 2 * self.num_val + self.num_train)}
         seeds = range(*bounds.get(split, (self.num_val, 2 * self.num_val)))
-        return [Question(f"{self.url}, seed {one}", "", f"{self.url}:{one}", {SEED: one}) for one in seeds]
+        return [Question(f"{self.url}, seed {seed}", "", f"{self.url}:{seed}", {SEED: seed}) for seed in seeds]
 
     def reset(self, question: Question) -> list[Message]:
         """Opens a session. Returns what is seen first."""
@@ -126,7 +126,8 @@ class ImportedEnv(OpenEnv):
         self._client.connect()
         prompt = self._client.reset(**question.metadata).observation["metadata"]["prompt"]
         return [
-            {"role": one.get("role", "user"), "content": one.get("content") or one.get("text", "")} for one in prompt
+            {"role": message.get("role", "user"), "content": message.get("content") or message.get("text", "")}
+            for message in prompt
         ]
 
     def step(self, message: Message) -> Turn:

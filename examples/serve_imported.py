@@ -24,8 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, "")
     module = import_module(f"{options.name}.server.{options.name}_environment")
-    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Environment)]
-    (imported,) = [one for one in kinds if one is not Environment]
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Environment)]
+    (imported,) = [kind for kind in kinds if kind is not Environment]
     shared: dict[str, Any] = {"SUPPORTS_CONCURRENT_SESSIONS": True}
     if hasattr(module, "_load_environment"):  # of verifiers: its rubric keeps no state, so all sessions share it
         loaded = module._load_environment()

@@ -69,18 +69,18 @@ class Teachers(PolicySnapshot):
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
         """As `Policy.forward`, each row by its teacher."""
-        chosen = torch.tensor([self.teacher_of[row] if row >= 0 else 0 for row in rollouts.row.tolist()])
+        teacher_of_row = torch.tensor([self.teacher_of[row] if row >= 0 else 0 for row in rollouts.row.tolist()])
         logp, entropy = (torch.zeros_like(rollouts.weight) for _ in range(2))
-        found: list[States] = []
+        states: list[States] = []
         for index, teacher in enumerate(self.each):
-            own = (chosen == index).nonzero().squeeze(1).to(rollouts.row.device)
+            rows = (teacher_of_row == index).nonzero().squeeze(1).to(rollouts.row.device)
             # Ranks with sharded weights meet in every forward: each makes as many.
-            meets = not len(own) and isinstance(teacher.policy, FSDPModule)
-            if not len(own) and not meets:
+            if not len(rows) and not isinstance(teacher.policy, FSDPModule):
                 continue
-            scored = teacher.scored(policy, rollouts.select(own if len(own) else own.new_zeros(1)), read)
-            if len(own):
-                tokens = take(own, rollouts.lengths)
-                logp[tokens], entropy[tokens] = scored.logp, scored.entropy
-                found += [States(one.hidden, one.head, tokens) for one in scored.read or []]
-        return TokenLogp(logp, entropy, read=found)
+            scored = teacher.scored(policy, rollouts.select(rows if len(rows) else rows.new_zeros(1)), read)
+            if len(rows):
+                tokens = take(rows, rollouts.lengths)
+                logp[tokens] = scored.logp
+                entropy[tokens] = scored.entropy
+                states += [States(read_states.hidden, read_states.head, tokens) for read_states in scored.read or []]
+        return TokenLogp(logp, entropy, read=states)

@@ -90,15 +90,17 @@ class VerifiersEnv(Environment, Task):
 
     def _until_asked(self) -> list[Message]:
         """Runs the rollout until it asks the policy. Returns the messages that are new; none where it has ended."""
-        asked = self._loop.create_task(self._policy.prompts.get())
-        self._loop.run_until_complete(asyncio.wait({asked, self._rollout}, return_when=asyncio.FIRST_COMPLETED))
-        if not asked.done():
-            asked.cancel()
+        next_prompt = self._loop.create_task(self._policy.prompts.get())
+        self._loop.run_until_complete(asyncio.wait({next_prompt, self._rollout}, return_when=asyncio.FIRST_COMPLETED))
+        if not next_prompt.done():
+            next_prompt.cancel()
             if error := self._rollout.result().get("error"):
                 raise RuntimeError(str(error))
             return []
-        new, self._num_seen = asked.result()[self._num_seen :], len(asked.result())
-        return [{"role": message["role"], "content": text_of(message)} for message in new]
+        messages = next_prompt.result()
+        new_messages = messages[self._num_seen :]
+        self._num_seen = len(messages)
+        return [{"role": message["role"], "content": text_of(message)} for message in new_messages]
 
 
 class Policy(OpenAIChatCompletionsClient):

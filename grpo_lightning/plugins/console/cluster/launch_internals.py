@@ -1,4 +1,4 @@
-"""Private parts of Lightning 2.6 that runs on several devices rely on."""
+"""Private names of Lightning 2.6 that runs on several devices rely on."""
 
 import threading
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
 
 
 def adopt_ranks() -> list[Popen[Any]]:
-    """Takes the ranks that Lightning has started from its own observer, which ends this process by SIGKILL."""
+    """Takes the ranks that Lightning has started from Lightning's observer, which would end this process by SIGKILL."""
     adopted: list[Popen[Any]] = []
     for thread in threading.enumerate():
         if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):

@@ -18,13 +18,13 @@ from grpo_lightning.training.checkpoint_files import read_checkpoint
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards weights, gradients and optimizer state over all devices: `--trainer.strategy fsdp2`.
 
-    Use it for a model whose optimizer state does not fit one device. Checkpoints are single files like those of any
-    other strategy, so a run may continue with other devices or another strategy. They are assembled on rank 0, whose
-    memory must hold the weights and the optimizer state.
+    Use it for a model whose optimizer state does not fit one device. Checkpoints are single files, as with any other
+    strategy, so a run may continue with other devices or another strategy. They are assembled on rank 0, whose memory
+    must hold the weights and the optimizer state.
 
     Args:
         process_group_backend: Backend of torch.distributed; None takes nccl on GPUs and gloo on CPUs.
-        timeout: The longest that a rank waits for the others.
+        timeout: Time after which a rank no longer waits for other ranks.
     """
 
     def __init__(
@@ -43,26 +43,31 @@ class FSDP2Strategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    lightning_restore_optimizer = True  # as it does for any strategy
+    lightning_restore_optimizer = True
+    """Lightning restores the optimizer, as for other strategies."""
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole tensors on rank 0, nothing elsewhere. Every rank must call it."""
+        """Returns full tensors on rank 0, nothing elsewhere. Every rank must call it."""
         assert self.lightning_module is not None
         return self._assembled(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state of `optimizer`, as `lightning_module_state_dict` returns weights."""
+        """Returns the state of `optimizer`: full tensors on rank 0, nothing elsewhere. Every rank must call it."""
         state = (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
         return {**state, "state": {index: self._assembled(values) for index, values in state["state"].items()}}
 
     def _assembled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        # One by one, so that a device holds one whole tensor at a time.
-        whole = ((name, assembled(value)) for name, value in values.items())
-        kept = ((name, value) for name, value in whole if self.global_rank == 0)
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in kept}
+        """Returns full tensors on the CPU of rank 0, nothing elsewhere."""
+        # One after another, so that a device holds a single full tensor at a time.
+        full_values = {}
+        for name, value in values.items():
+            full_value = assembled(value)
+            if self.global_rank == 0:
+                full_values[name] = full_value.cpu() if isinstance(full_value, Tensor) else full_value
+        return full_values
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """The content of the file, with whole tensors."""
+        """Returns the content of the file, with full tensors."""
         # Mapped, so that the ranks of a machine share one copy in memory.
         return read_checkpoint(checkpoint_path, mmap=True, weights_only=weights_only)
 
@@ -71,8 +76,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         assert self.lightning_module is not None
         module = self.lightning_module
         # state_dict() may leave out what a checkpoint need not hold.
-        own = {**dict(module.named_buffers()), **dict(module.named_parameters(remove_duplicate=False))}
-        state = {name: sharded_like(value, own.get(name)) for name, value in checkpoint["state_dict"].items()}
+        tensors = {**dict(module.named_buffers()), **dict(module.named_parameters(remove_duplicate=False))}
+        state = {name: sharded_like(value, tensors.get(name)) for name, value in checkpoint["state_dict"].items()}
         module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

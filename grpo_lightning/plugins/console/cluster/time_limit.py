@@ -18,12 +18,12 @@ class StepTimer(Timer):
     """
 
     def __init__(self, duration: str | timedelta | dict[str, int]) -> None:
-        # Lightning's own check after every update would cut the passes of a step short.
+        # By default Lightning checks after every update, which would cut the passes of a step short.
         try:
             super().__init__(duration, interval="epoch")
         except (MisconfigurationException, ValueError, TypeError) as error:
             raise UsageError(f"trainer.max_time={duration}: give DD:HH:MM:SS, e.g. 00:08:00:00 for 8 hours") from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the time of an earlier process does not count."""
+        """Returns nothing: the time of an earlier process does not count."""
         return {}

@@ -1,4 +1,4 @@
-"""What TensorBoard shows first: a group of five curves, the page of Custom Scalars, and what differs between runs."""
+"""TensorBoard's first view: a group of five curves, the page of Custom Scalars, and the options in the tab HPARAMS."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ CURVES = {
     r"rollout/length_mean": "4 length",
     r"policy/entropy": "5 entropy",
 }
-"""The metrics in the first group, as regular expressions, and what they are called there; a group is added to that."""
+"""Titles in the first group by regular expressions of the metrics. The groups of a match follow its title."""
 
 
 class Board(TensorBoardLogger):
@@ -50,51 +50,56 @@ class Board(TensorBoardLogger):
         super().__init__(save_dir or "", name, version, default_hp_metric=default_hp_metric, **kwargs)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Shows the options in the tab HPARAMS, with earlier values where a run went on with others."""
-        before = [(until, flat(old)) for until, old in earlier(Path(self.log_dir))]
-        options = merged([*before, (0, flat(params))], str)
+        """Shows the options in the tab HPARAMS, with earlier values where a run continued with other options."""
+        earlier_params = [(until, flat(old)) for until, old in earlier(Path(self.log_dir))]
+        options = merged([*earlier_params, (0, flat(params))], str)
         plain = {k: v if isinstance(v, (bool, int, float)) else shown(v) for k, v in options.items()}
-        # Without the summary of an experiment, the tab begins with what differs between the runs.
+        # Without the summary of an experiment, the tab begins with the options that differ between the runs.
         _, start, _ = hparams(plain, {})
         internals.summary_writer(self).add_summary(start)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs the metrics, and the copies."""
+        """Logs the metrics, and copies of the five curves."""
         super().log_metrics({**metrics, **copies(metrics)}, step)
 
 
 def copies(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics that are in the first group, by their names there."""
+    """Returns the metrics of the first group, by their names there."""
     matches = ((re.fullmatch(pattern, name), title) for name in metrics for pattern, title in CURVES.items())
     return {f"{FIRST_LOOK}/{title}{''.join(match.groups())}": metrics[match[0]] for match, title in matches if match}
 
 
 class FirstLook(Callback):
-    """Lays out TensorBoard's tab Custom Scalars: the few curves that tell how a run goes."""
+    """Lays out TensorBoard's tab Custom Scalars: the few curves that show how a run goes."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Writes the layout into every TensorBoard log, on rank 0."""
-        titled = charts(pl_module, validates=bool(trainer.limit_val_batches))
+        names_by_title = charts(pl_module, validates=bool(trainer.limit_val_batches))
         if GRPOLoop.find(trainer).source.is_late and getattr(pl_module.explorer.engine, "draws_elsewhere", False):
-            titled |= {"seconds waited": ["async/wait_rollouts", "async/wait_trainer"], "overlap": ["async/overlap"]}
-        layout = {title: ["Multiline", [f"^{re.escape(name)}$" for name in names]] for title, names in titled.items()}
+            names_by_title["seconds waited"] = ["async/wait_rollouts", "async/wait_trainer"]
+            names_by_title["overlap"] = ["async/overlap"]
+        layout = {
+            title: ["Multiline", [f"^{re.escape(name)}$" for name in names]] for title, names in names_by_title.items()
+        }
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_custom_scalars({FIRST_LOOK: layout})
 
 
 def charts(module: GRPOModule, validates: bool) -> dict[str, list[str]]:
-    """The metrics of each chart by its title, in the order to read them."""
+    """Returns the metrics of each chart by its title, in the order to read them."""
     validations = {
-        f"validation {name}".strip() + f": {one.measure}": [
-            f"val/{name}/{metric}".replace("//", "/") for metric in one.metrics if "@" in metric or metric == "greedy"
+        f"validation {name}".strip() + f": {evaluation.measure}": [
+            f"val/{name}/{metric}".replace("//", "/")
+            for metric in evaluation.metrics
+            if "@" in metric or metric == "greedy"
         ]
-        for name, one in module.evaluations.items()
+        for name, evaluation in module.evaluations.items()
     }
     scorer = module.explorer.scorer
-    # What values another reward has is not known before the first step.
+    # The range of any other reward is not known before the first step.
     grader = scorer.grader.name if scorer.grader.gives_verdicts else with_bound(scorer.grader.name)
-    found = {
+    names_by_title = {
         "reward": ["reward/mean"],
         **(validations if validates else {}),
         "length, in tokens": ["rollout/length_mean", *(["val/length"] if validates else [])],
@@ -105,9 +110,9 @@ def charts(module: GRPOModule, validates: bool) -> dict[str, list[str]]:
         "entropy, in nats per token": ["policy/entropy"],
         "seconds per step": ["time/step", "time/explore", "time/reward", "time/logp", "time/optimise"],
     }
-    # A run has one colour: of several runs two curves each can be told apart, hardly more.
+    # All curves of a run have one colour: with several runs, two curves per chart can be told apart, hardly more.
     return {
-        title if not first else f"{title} ({first // 2 + 1})": names[first : first + 2]
-        for title, names in found.items()
-        for first in range(0, len(names), 2)
+        f"{title} ({start // 2 + 1})" if start else title: names[start : start + 2]
+        for title, names in names_by_title.items()
+        for start in range(0, len(names), 2)
     }

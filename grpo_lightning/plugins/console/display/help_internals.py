@@ -1,4 +1,4 @@
-"""Private parts of argparse and jsonargparse that what is shown relies on, as of jsonargparse 4.53."""
+"""Private names of argparse and jsonargparse that the help relies on, as of jsonargparse 4.53."""
 
 import argparse
 import re
@@ -15,8 +15,8 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
 
 def show_last(parser: argparse.ArgumentParser, groups: Sequence[Any]) -> None:
     """Shows these groups of options last in a parser's help, in their order."""
-    others = [group for group in parser._action_groups if not any(group is other for other in groups)]
-    parser._action_groups = [*others, *groups]
+    first_groups = [group for group in parser._action_groups if group not in groups]
+    parser._action_groups = [*first_groups, *groups]
 
 
 def retitle(parser: argparse.ArgumentParser, key: str, title: str) -> None:
@@ -27,6 +27,6 @@ def retitle(parser: argparse.ArgumentParser, key: str, title: str) -> None:
 
 
 def rename_flags(parser: argparse.ArgumentParser, flag: str, name: str) -> None:
-    """Has the help of a parser show `name` where its flags begin with `flag`, which lacks the keys around."""
+    """Shows `name` in the help of a parser where its flags begin with `flag`."""
     for action in parser._actions:
         action.option_strings = [re.sub(f"^{re.escape(flag)}(?=[.]|$)", name, text) for text in action.option_strings]

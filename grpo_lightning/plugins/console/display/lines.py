@@ -1,4 +1,4 @@
-"""One line per step, a bar of the completions of the next one, and how fast a run goes."""
+"""One line per step, a bar of the next step's completions, and the pace of a run."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,71 +19,79 @@ from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.training.whole_steps import WholeSteps
 from grpo_lightning.types import Sample
 
-Scores = dict[str, float]  # metrics of one validation, without `val/`
+Scores = dict[str, float]
+"""Metrics of a validation, by their names without `val/`."""
 
 SHOWN = {"wait": "wait", "explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
-"""The phases of a step whose seconds are shown, and what they are called."""
+"""The phases of a step whose seconds are shown, and their names in the line."""
 
 
 class Pace:
-    """Measures the steps of one start of a run. No end is known where `total` is None or negative."""
+    """Measures the speed of a run since its last start.
 
-    def __init__(self, done: int, total: int | None) -> None:
-        self.first = self.done = done
+    Args:
+        num_done: Steps that the run has done before.
+        total: Steps of the run; None or negative where no end is known.
+    """
+
+    def __init__(self, num_done: int, total: int | None) -> None:
+        self.num_done_before = self.num_done = num_done
         self.total = total
         self._started = perf_counter()
 
     @property
-    def left(self) -> float | None:
-        """Seconds until the last step will have ended, at the mean speed so far; None if that is not known."""
-        if self.done == self.first or self.total is None or not has_end(self.total):
+    def seconds_left(self) -> float | None:
+        """Seconds until the last step will have ended, at the mean speed so far; None if unknown."""
+        num_timed = self.num_done - self.num_done_before
+        if not num_timed or self.total is None or not has_end(self.total):
             return None
-        return (perf_counter() - self._started) / (self.done - self.first) * (self.total - self.done)
+        return (perf_counter() - self._started) / num_timed * (self.total - self.num_done)
 
 
-def counted(steps: int, total: int | None, between: str = "/") -> str:
-    """`3/60`, or `3` for a run without a known end, where `total` is None or negative."""
-    return f"{steps}{between}{total}" if has_end(total) else str(steps)
+def counted(steps: int, total: int | None, separator: str = "/") -> str:
+    """Returns `3/60`, or `3` for a run without a known end, where `total` is None or negative."""
+    return f"{steps}{separator}{total}" if has_end(total) else str(steps)
 
 
 def duration(seconds: float) -> str:
-    """`0:02:05`, `2 days, 5:00:00`."""
+    """Formats seconds as `0:02:05` or `2 days, 5:00:00`."""
     return str(timedelta(seconds=round(seconds)))
 
 
 class StepLines(Callback, Observer):
     """Prints one line per step: its reward, length and seconds, its validation, and the time left for the run.
 
-    The first line is about the data. A line also says why a step made fewer updates, or learned nothing. Phases that
-    take less than a twentieth of the step are left out.
+    The first line describes the data. A step's line also says why the step made fewer updates, or learned nothing.
+    Phases that take less than a twentieth of the step are left out.
 
     `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 0:01:05 left`
 
     Args:
-        bar: Draw a bar of the completions too, while a step is explored: for a terminal.
+        bar: Show a bar of the completions too, while a step is explored: for a terminal.
     """
 
     def __init__(self, bar: bool = False) -> None:
         self.bar = bar
-        self._draws = False
-        self._drawn: Any = None
+        self._has_bar = False
+        self._bar: Any = None
         self._pace = Pace(0, None)
         self._scores: Scores = {}
         self._loop: GRPOLoop
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints what the run is asked, before anything is drawn."""
+        """Prints the line about the data, before anything is sampled."""
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, TaskData) and trainer.is_global_zero:
             rank_zero_info(f"data: {data_line(data)}")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
-        self._loop, self._draws = GRPOLoop.find(trainer), self.bar and trainer.is_global_zero
+        self._loop = GRPOLoop.find(trainer)
+        self._has_bar = self.bar and trainer.is_global_zero
         self._pace = Pace(trainer.current_epoch, trainer.max_epochs)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Notes a validation for the line of its step; one before the first step has a line of its own."""
+        """Notes a validation for the line of its step; a validation before the first step gets a separate line."""
         scores = headline(trainer)
         if trainer.sanity_checking and scores:
             rank_zero_info(f"before training: {validation(scores)} ({pl_module.measure})")
@@ -92,67 +100,77 @@ class StepLines(Callback, Observer):
     def exploring(self, num_completions: int) -> None:
         """Begins the bar."""
         self._end()
-        if self._draws:
-            step = counted(self._pace.done + 1, self._pace.total)
-            self._drawn = tqdm(total=num_completions, desc=f"step {step} explore", leave=False, file=sys.stdout)
+        if self._has_bar:
+            step = counted(self._pace.num_done + 1, self._pace.total)
+            self._bar = tqdm(total=num_completions, desc=f"step {step} explore", leave=False, file=sys.stdout)
 
     def explored(self, sample: Sample) -> None:
         """Moves the bar on."""
-        if self._drawn is not None:
-            self._drawn.update()
+        if self._bar is not None:
+            self._bar.update()
 
     def rewarded(self, mean: float) -> None:
         """Ends the bar."""
         self._end()
 
     def on_exception(self, *args: Any) -> None:
-        """Ends the bar, so that the next message has a line of its own."""
+        """Ends the bar, so that the next message begins on a new line."""
         self._end()
 
     def _end(self) -> None:
-        if self._drawn is not None:
-            self._drawn.close()
-            self._drawn = None
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def reported(self, metrics: Mapping[str, float]) -> None:
-        """Prints the line."""
-        self._pace.done += 1
+        """Prints the line of the step."""
+        self._pace.num_done += 1
         rank_zero_info(line(self._pace, metrics, self._scores, self._loop.current_step.remarks))
         self._scores = {}
 
 
 def headline(trainer: L.Trainer) -> Scores:
-    """avg@k, which GRPO improves most directly, of each validation that has just ended, and greedy of the main one.
+    """Returns avg@k of all validations that have just ended, and greedy of the main validation, which comes first.
 
-    Empty where Lightning only checks that validation works (`trainer.num_sanity_val_steps`). Every rank must call it.
+    avg@k is what GRPO improves most directly. There is nothing where Lightning only checks that validation works
+    (`trainer.num_sanity_val_steps`). Every rank must call it.
     """
-    first = any(isinstance(one, WholeSteps) and one.validates_now for one in trainer.callbacks)  # type: ignore[attr-defined]
-    if trainer.sanity_checking and not first:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    is_validation = any(isinstance(callback, WholeSteps) and callback.validates_now for callback in callbacks)
+    if trainer.sanity_checking and not is_validation:
         return {}
     module: Any = trainer.lightning_module
-    found = {name: value for name, value in module.validated().items() if "avg@" in name or name == "greedy"}
-    return {name: found[name] for name in sorted(found, key=lambda name: ("/" in name, name))}
+    scores = {name: value for name, value in module.validated().items() if "avg@" in name or name == "greedy"}
+    return {name: scores[name] for name in sorted(scores, key=lambda name: ("/" in name, name))}
 
 
 def line(pace: Pace, metrics: Mapping[str, float], scores: Scores, remarks: Sequence[str] = ()) -> str:
-    """The line of a step."""
+    """Returns the line of a step.
+
+    Args:
+        pace: Counts the step already.
+        metrics: Metrics of the step.
+        scores: Scores of the validation after the step, if any.
+        remarks: Why the step made fewer updates, or learned nothing.
+    """
     seconds = {name: metrics.get(f"time/{phase}", 0.0) for phase, name in SHOWN.items()}
     mean = metrics.get("reward/mean")
-    parts = [
+    left = pace.seconds_left
+    clauses = [
         f"{'no reward' if mean is None else f'reward {number(mean)}'}, length {metrics['rollout/length_mean']:.1f}",
         *remarks,
         ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value > 0.05 * sum(seconds.values())),
         validation(scores),
-        "" if pace.left is None or pace.done == pace.total else f"{duration(pace.left)} left",
+        "" if left is None or pace.num_done == pace.total else f"{duration(left)} left",
     ]
-    return f"step {counted(pace.done, pace.total)}: " + "; ".join(part for part in parts if part)
+    return f"step {counted(pace.num_done, pace.total)}: " + "; ".join(filter(None, clauses))
 
 
 def validation(scores: Scores) -> str:
-    """`val avg@8 0.72, greedy 0.98`; empty without scores."""
+    """Returns `val avg@8 0.72, greedy 0.98`; empty without scores."""
     return "val " + ", ".join(f"{name} {number(value)}" for name, value in scores.items()) if scores else ""
 
 
 def number(value: Any) -> str:
-    """Two decimals; large numbers without."""
+    """Formats a number with two decimals, large numbers without."""
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.4g}"

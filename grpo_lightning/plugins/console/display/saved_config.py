@@ -1,4 +1,4 @@
-"""The configuration of a run: in its folder, with those of earlier starts, and in its loggers."""
+"""The configuration of a run: in its folder, with the configurations of earlier starts, and in its loggers."""
 
 import inspect
 import re
@@ -24,13 +24,13 @@ FOREIGN = r"class_path='(?!grpo_lightning\.|torch\.optim\.)"
 """A class of another library, or of the user's, in the text of a configuration."""
 
 UNREADABLE = "Unable to serialize instance "
-"""How jsonargparse begins the text that it writes in place of an object."""
+"""The beginning of the text that jsonargparse writes in place of an object."""
 
 
 class SaveConfig(SaveConfigCallback):
     """Keeps the newest configuration as `config.yaml`; earlier ones move to `config.1.yaml`, `config.2.yaml` ...
 
-    The first line of an earlier one says until which step it was in force. Every logger gets the options too.
+    The first line of an earlier configuration says until which step it was in force. Every logger gets the options too.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -43,13 +43,17 @@ class SaveConfig(SaveConfigCallback):
         config = self.config.clone()
         task_grader = trainer.datamodule.task.grader  # type: ignore[attr-defined]
         if config.model.validation.grader is None and task_grader is not None:
-            # Whoever reads the file knows by what validation was judged.
+            # The file names the task's grader, which the options leave out.
             kind = grader_class(task_grader)
             module = "grpo_lightning" if kind.__name__ in grpo_lightning.__all__ else kind.__module__
-            given = inspect.signature(kind).parameters.values()
-            defaults = {one.name: one.default for one in given if one.default is not one.empty}
-            made = Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
-            config["model.validation.grader"] = made
+            parameters = inspect.signature(kind).parameters.values()
+            defaults = {
+                parameter.name: parameter.default
+                for parameter in parameters
+                if parameter.default is not parameter.empty
+            }
+            grader = Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
+            config["model.validation.grader"] = grader
         # The file describes the run, not how it was started.
         config["ckpt_path"] = None
         text = self.parser.dump(config, skip_unset=False)
@@ -59,20 +63,30 @@ class SaveConfig(SaveConfigCallback):
             logger.log_hyperparams(without_secrets(yaml.safe_load(text)))
 
     def _keep(self, path: Path, text: str, steps: int, resumed: bool) -> None:
-        for until, old in earlier_files(path.parent):
-            if until > steps:  # the run goes on from an earlier checkpoint
-                rest = old.read_text(encoding="utf-8").partition("\n")[2]
-                disk.write_whole(old, f"{UNTIL}{steps}\n{rest}")
+        """Writes `text` to `path`; moves another configuration there to a numbered file.
+
+        Args:
+            path: The file `config.yaml`.
+            text: The new configuration.
+            steps: Steps that the run has done.
+            resumed: The run continues from a checkpoint.
+        """
+        # A run that continues from an earlier checkpoint shortens the time of configurations that came later.
+        for until, file in earlier_files(path.parent):
+            if until > steps:
+                _, _, yaml_text = file.read_text(encoding="utf-8").partition("\n")
+                disk.write_whole(file, f"{UNTIL}{steps}\n{yaml_text}")
+
         if path.exists():
-            earlier = path.read_text(encoding="utf-8")
-            changes = differences(earlier, text)
+            earlier_text = path.read_text(encoding="utf-8")
+            changes = differences(earlier_text, text)
             if not changes:
                 return
-            numbered = (path.with_name(f"config.{number}.yaml") for number in count(1))
-            old = next(file for file in numbered if not file.exists())
-            disk.write_whole(old, f"{UNTIL}{steps}\n{earlier}")
+            files = (path.with_name(f"config.{number}.yaml") for number in count(1))
+            file = next(file for file in files if not file.exists())
+            disk.write_whole(file, f"{UNTIL}{steps}\n{earlier_text}")
             if resumed:
-                rank_zero_info(f"continued with other options ({old.name} has the earlier ones): {', '.join(changes)}")
+                rank_zero_info(f"continued with other options ({file.name} has the earlier ones): {', '.join(changes)}")
         disk.write_whole(path, text)
 
 
@@ -80,16 +94,19 @@ def check_readable(parser: Any, config: Namespace) -> None:
     """Raises UsageError for options that config.yaml could not give back, so that no run could go on with it.
 
     Args:
-        parser: That of the whole command line.
+        parser: The parser of the whole command line.
         config: The options of a subcommand, with its name.
     """
     parser = subparsers_of(parser)[config.subcommand]
     config = config[config.subcommand]
+    # Classes of this package and the optimizers are read back, as tests show, and the check takes a while.
     if not re.search(FOREIGN, str(config)):
-        return  # classes of this package and the optimizers are read back, as tests show, and it takes a while
+        return
     subject = "config.yaml, with which a run goes on,"
+
+    # Can the options be written?
     try:
-        with warnings.catch_warnings(action="ignore"):  # jsonargparse warns of what the loop below refuses
+        with warnings.catch_warnings(action="ignore"):  # jsonargparse warns of objects that the loop below refuses
             text = parser.dump(config, skip_unset=False)
     except (ValueError, TypeError) as error:
         cause: BaseException = error
@@ -102,20 +119,22 @@ def check_readable(parser: Any, config: Namespace) -> None:
                 f"{key}: {subject} cannot hold {str(value).removeprefix(UNREADABLE)}. Give a function or class of a "
                 "module, by its import path"
             )
+
+    # Are they read back as they were?
     try:
-        again = parser.dump(parser.parse_string(text), skip_unset=False)
+        text_of_read = parser.dump(parser.parse_string(text), skip_unset=False)
     except UsageError as error:
         raise UsageError(f"{subject} could not be read again: {error}") from error
-    if changes := differences(text, again):
+    if changes := differences(text, text_of_read):
         raise UsageError(f"{subject} would be read as other options: {', '.join(changes)}. Give other values for them")
 
 
 def differences(earlier: str, later: str) -> list[str]:
-    """`loop.mu 1 -> 2` for every option that differs between two configurations in YAML."""
+    """Returns `loop.mu 1 -> 2` for every option that differs between two configurations in YAML."""
     try:
         configs = [yaml.safe_load(text) or {} for text in (earlier, later)]
     except yaml.YAMLError:  # edited by hand
         return ["config.yaml, which was no YAML"]
-    changed = differing([flat(config) | {"ckpt_path": None} for config in configs])
-    before, now = (flat(without_secrets(config)) for config in configs)
-    return [f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in changed]
+    changed_keys = differing([flat(config) | {"ckpt_path": None} for config in configs])
+    old_values, new_values = (flat(without_secrets(config)) for config in configs)
+    return [f"{key} {old_values.get(key, 'not set')} -> {new_values.get(key, 'not set')}" for key in changed_keys]

@@ -1,4 +1,4 @@
-"""The last lines of a run: what validation found, what was saved, and where to look."""
+"""The last lines of a run: its scores, its checkpoints, and where to look."""
 
 import shlex
 from pathlib import Path
@@ -21,8 +21,8 @@ from grpo_lightning.training.step_report import StepReport
 class RunSummary(Callback):
     """Prints first and last validation, the best checkpoint, the time taken, where to look and how to continue.
 
-    It also says in how many steps nothing was learned, and why. It does so however the run ends in order: after its
-    last step, an EarlyStopping, SIGTERM or Ctrl-C.
+    It also says in how many steps nothing was learned, and why. The lines come however the run ends in order: after
+    its last step, an EarlyStopping, SIGTERM or Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -32,43 +32,50 @@ class RunSummary(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Starts the clock."""
-        self._started, self._begun = perf_counter(), 0
+        self._started = perf_counter()
+        self._first_step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes with which step this start begins."""
-        self._begun = trainer.current_epoch
+        self._first_step = trainer.current_epoch
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Keeps the scores, with the number of steps done."""
         if not (scores := headline(trainer)):
             return
-        if self._measure != (measure := pl_module.measure):  # a resumed run may be judged by another
-            self._first, self._measure = None, measure
+        # Scores of a resumed run with another grader cannot be compared.
+        if self._measure != pl_module.measure:
+            self._measure = pl_module.measure
+            self._first = None
         self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
         self._first = self._first or self._last
 
     def state_dict(self) -> dict[str, Any]:
-        """The validations, so that a resumed run knows its first."""
+        """Returns the validations, so that a resumed run knows the first."""
         return {"first": self._first, "last": self._last, "measure": self._measure}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the validations of earlier starts."""
-        self._first, self._last = state_dict["first"], state_dict["last"]
+        self._first = state_dict["first"]
+        self._last = state_dict["last"]
         self._measure = state_dict.get("measure", "")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the lines."""
         if disk.is_trial(trainer) or not trainer.is_global_zero:
             return
-        folder, checkpoint = Path(trainer.default_root_dir), StepCheckpoint.find(trainer)
-        steps, begun = trainer.current_epoch, f", from step {self._begun + 1}" if self._begun else ""
-        (report,) = (one for one in trainer.callbacks if isinstance(one, StepReport))  # type: ignore[attr-defined]
-        remarks = report.remarks.items()
+        folder = Path(trainer.default_root_dir)
+        checkpoint = StepCheckpoint.find(trainer)
+        steps = trainer.current_epoch
+        start = f", from step {self._first_step + 1}" if self._first_step else ""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        (report,) = (callback for callback in callbacks if isinstance(callback, StepReport))
+        remarks = [f"{text} ({count} of {steps - self._first_step} steps)" for text, count in report.remarks.items()]
         rows = {
-            "done": f"{counted(steps, trainer.max_epochs, ' of ')} steps{begun} in "
+            "done": f"{counted(steps, trainer.max_epochs, ' of ')} steps{start} in "
             f"{duration(perf_counter() - self._started)}",
             "validation": self._change(),
-            "remarks": "; ".join(f"{text} ({count} of {steps - self._begun} steps)" for text, count in remarks),
+            "remarks": "; ".join(remarks),
             "curves": "; ".join(map(curves_of, trainer.loggers)),
             "tokens": f"grpo inspect {shlex.quote(str(folder))}" if (folder / FOLDER).is_dir() else "",
         }
@@ -78,22 +85,24 @@ class RunSummary(Callback):
         rank_zero_info("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items() if text))
 
     def _change(self) -> str:
-        """First and last validation, and by what they were judged; empty without validation.
+        """Returns the scores of first and last validation, and their grader; empty without validation.
 
         `avg@8 0.39 -> 0.96, greedy 0.98 -> 1.00 (before training -> after step 60): fraction right by MathVerifier`
         """
         if self._first is None or self._last is None:
             return ""
-        (begin, first), (end, last) = ends = self._first, self._last
-        both = ends if begin != end else ends[1:]
-        since = " -> ".join(f"after step {steps}" if steps else "before training" for steps, _ in both)
-        names = [name for name in last if name in first]
-        scores = [f"{name} {' -> '.join(number(of[name]) for _, of in both)}" for name in names]
-        return f"{', '.join(scores)} ({since}): {self._measure}"
+        validations = [self._first, self._last]
+        (first_step, first_scores), (last_step, last_scores) = validations
+        if first_step == last_step:
+            del validations[0]
+        times = " -> ".join(f"after step {step}" if step else "before training" for step, _ in validations)
+        names = [name for name in last_scores if name in first_scores]
+        changes = [f"{name} {' -> '.join(number(scores[name]) for _, scores in validations)}" for name in names]
+        return f"{', '.join(changes)} ({times}): {self._measure}"
 
 
 def curves_of(logger: Logger) -> str:
-    """Where a logger shows its curves: a command, a file, an address, or what is known of it."""
+    """Returns where a logger shows its curves: a command, a file, an address, or the logger's class and folder."""
     if isinstance(logger, TensorBoardLogger):
         return f"tensorboard --logdir {shlex.quote(str(Path(logger.log_dir)))}"
     if isinstance(logger, CSVLogger):
@@ -108,17 +117,17 @@ def curves_of(logger: Logger) -> str:
 
 
 def best_of(checkpoint: StepCheckpoint) -> str:
-    """The best checkpoint and its score; empty if nothing judges them."""
+    """Returns the best checkpoint and its score; empty if no metric compares checkpoints."""
     path, score = checkpoint.best_model_path, checkpoint.best_model_score
     shown = "" if score is None else f" ({checkpoint.monitor} {number(float(score))})"
     return "" if checkpoint.monitor == "epoch" or not path else f"{path}{shown}"
 
 
 def go_on(trainer: L.Trainer, checkpoint: StepCheckpoint) -> str:
-    """The command that continues the run; empty where there is nothing to continue from."""
+    """Returns the command that continues the run; empty where there is nothing to continue from."""
     config = Path(trainer.default_root_dir) / "config.yaml"
     if not checkpoint.saved_in or not config.exists():
         return ""
-    steps, total = trainer.current_epoch, trainer.max_epochs or 0
-    more = f" --trainer.max_epochs {2 * steps}" if steps == total else ""
-    return f"grpo fit --config {shlex.quote(str(config))} --ckpt_path last{more}"
+    steps = trainer.current_epoch
+    extension = f" --trainer.max_epochs {2 * steps}" if steps == (trainer.max_epochs or 0) else ""
+    return f"grpo fit --config {shlex.quote(str(config))} --ckpt_path last{extension}"

@@ -1,4 +1,4 @@
-"""Why a class of the user's cannot be taken, in one phrase."""
+"""The reason why a class of the user's cannot be imported or used, in a phrase."""
 
 import inspect
 import os
@@ -15,40 +15,40 @@ from jsonargparse.typing import import_object
 from grpo_lightning.plugins.console.mistakes.message_internals import left_by
 from grpo_lightning.types import UsageError
 
-PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
 LIBRARIES = ("<", PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")))
-"""How files begin that are not the user's; beside them those in `site-packages` or `dist-packages`."""
+"""Beginnings of paths that are not the user's, beside files in `site-packages` or `dist-packages`."""
 
 
 def refused_import(error: BaseException) -> UsageError | None:
-    """The mistake behind an exception of a module that jsonargparse was importing; None if it was importing none."""
+    """Returns the mistake behind an exception of a module that jsonargparse was importing; None if it imported none."""
     paths = left_by(error, "import_object", "name")
     return UsageError(f"{paths[-1]}: {import_mistake(paths[-1], [])}") if paths else None
 
 
 def import_mistake(path: str, families: Sequence[type]) -> str:
-    """Why `path`, such as `my_method.MaxRL`, names no class of these families."""
-    module, _, name = path.rpartition(".")
-    wanted = " or ".join(family.__name__ for family in families)
+    """Returns why `path`, such as `my_method.MaxRL`, names no class of these families."""
+    module_name, _, name = path.rpartition(".")
     try:
-        found = import_module(module)
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and f"{module}.".startswith(f"{error.name}."):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
             return f"there is no module {error.name} here ({Path.cwd()}) or installed. Give FILE.CLASS, without .py"
-        return f"{failure(module, error)}. Install it"
-    except Exception as error:  # A module may raise what it likes.
-        return failure(module, error)
-    if not hasattr(found, name):
-        classes = [key for key, value in vars(found).items() if inspect.isclass(value)]
+        return f"{failure(module_name, error)}. Install it"
+    except Exception as error:  # a module may raise any exception
+        return failure(module_name, error)
+    if not hasattr(module, name):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
         close = get_close_matches(name, classes, 1, 0.5)
-        file = Path(getattr(found, "__file__", None) or "__init__.py").name
-        origin = found.__name__ if file == "__init__.py" else file
-        return f"{origin} has no {name}.{f' Did you mean {module}.{close[0]}?' if close else ''}"
-    return f"this is no {wanted}: derive it from {wanted}, and give a class"
+        file = Path(getattr(module, "__file__", None) or "__init__.py").name
+        origin = module.__name__ if file == "__init__.py" else file
+        return f"{origin} has no {name}.{f' Did you mean {module_name}.{close[0]}?' if close else ''}"
+    expected = " or ".join(family.__name__ for family in families)
+    return f"this is no {expected}: derive it from {expected}, and give a class"
 
 
 def of_function(value: Any) -> Any:
-    """The options of a reward; of the import path of a function those of a `FunctionReward` with that function."""
+    """Returns the options of a reward, where the import path of a function stands for a `FunctionReward` with it."""
     path = value.get("class_path") if isinstance(value, dict) else value
     if not isinstance(path, str):
         return value
@@ -67,26 +67,30 @@ def of_function(value: Any) -> Any:
 
 
 def failure(module: str, error: BaseException) -> str:
-    """Where the import of `module` failed, and how."""
+    """Returns where the import of `module` failed, and how."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"importing {module} failed: {told(error, error.filename, error.lineno, error.msg)}"
+        return f"importing {module} failed: {located(error, error.filename, error.lineno, error.msg)}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    return f"importing {module} failed: {told(error, frames[-1].filename, frames[-1].lineno, str(error))}"
+    return f"importing {module} failed: {located(error, frames[-1].filename, frames[-1].lineno, str(error))}"
 
 
-def told(error: BaseException, file: str, line: int | None, text: str) -> str:
-    """An exception with its file and line: `stops.py, line 2: ZeroDivisionError: division by zero`."""
+def located(error: BaseException, file: str, line: int | None, text: str) -> str:
+    """Returns an exception with its file and line: `stops.py, line 2: ZeroDivisionError: division by zero`."""
     return f"{Path(file).name}, line {line}: {type(error).__name__}: {next(iter(text.splitlines()), '')}"
 
 
 def refusal(error: BaseException) -> str:
-    """The message of `error`; with file and line where code of the user's raised it.
+    """Returns the message of `error`; with file and line where code of the user's raised it.
 
-    Libraries check the arguments that they are given, so a message of one stands alone unless the user's code
-    called them. An exception of this package that is no UsageError is a bug as well.
+    Libraries check their arguments, so the message of a library stands alone unless the user's code called it. An
+    exception of this package that is no UsageError is a bug, so it gets file and line as well.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES) and "-packages/" not in frame.filename]
-    if frames and frames[-1].filename.startswith(PACKAGE):
-        own = own or [frames[-1]]
-    return told(error, own[-1].filename, own[-1].lineno, str(error)) if own else str(error)
+    user_frames = [
+        frame for frame in frames if not frame.filename.startswith(LIBRARIES) and "-packages/" not in frame.filename
+    ]
+    if not user_frames and frames and frames[-1].filename.startswith(PACKAGE):
+        user_frames = frames
+    if not user_frames:
+        return str(error)
+    return located(error, user_frames[-1].filename, user_frames[-1].lineno, str(error))

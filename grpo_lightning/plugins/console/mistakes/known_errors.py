@@ -1,11 +1,12 @@
-"""The sentences about mistakes in options: what there is, and the nearest name."""
+"""The sentences about mistakes in options: the names that there are, and the nearest name."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from grpo_lightning.training.checks import REPLACED_BY
 
-MOST_NAMES = 20  # the number of names from which a message lists the nearest alone
+MAX_NAMES = 20
+"""Names that a message lists; of more names it lists the nearest."""
 
 BY_CLASS = "a class is given as {class_path: NAME, init_args: {KEY: VALUE}}"
 
@@ -55,7 +56,7 @@ ELSEWHERE = {
     "trainer.precision bf16-mixed": "bf16",
     "trainer.precision 16-mixed": "fp16",
 }
-"""Options here, and what TRL calls them | what verl calls them."""
+"""Options here, and their names in TRL | in verl."""
 
 
 MEANT = {
@@ -65,73 +66,94 @@ MEANT = {
     **dict.fromkeys(("cosine", "cosine_with_warmup", "cosine_with_min_lr", "warmup"), "WarmupCosine"),
     **dict.fromkeys(("linear", "linear_with_warmup"), "LinearLR"),
 }
-"""What other programs call a value, and what it is here."""
+"""Names of values in other programs, and their names here."""
 
 
 def instead(flag: str, names: Sequence[str]) -> str:
-    """The option that was meant by a key that is none: of TRL's, of the same name elsewhere, or spelled alike."""
+    """Returns a hint for a key that is no option: the option of a name of TRL's, of the same last name, or alike.
+
+    Args:
+        flag: The key, perhaps with dashes.
+        names: The keys of all options.
+    """
     key = flag.removeprefix("--")
     if replaced := REPLACED_BY.get(key.rpartition(".")[2]):
         return f" Use {replaced[1]}"
-    dashes, (head, dot, rest) = flag.removesuffix(key), key.partition(".")
+    dashes = flag.removesuffix(key)
+    head, dot, tail = key.partition(".")
     sections = list(dict.fromkeys(name.partition(".")[0] for name in names if "." in name))
-    same = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    if not same and (known := elsewhere(key)):
-        return known
-    if not same and dot and head not in sections and (section := nearest(head, sections)):
-        return f" Did you mean {dashes}{section[0]}.{rest}?"
-    if close := same or nearest(key, names if dot else [*sections, *names]):
+    namesakes = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    if not namesakes:
+        if hint := elsewhere(key):
+            return hint
+        if dot and head not in sections and (section := nearest(head, sections)):
+            return f" Did you mean {dashes}{section[0]}.{tail}?"
+    if close := namesakes or nearest(key, names if dot else [*sections, *names]):
         return f" Did you mean {dashes}{close[0]}?"
     return f" The sections are {', '.join(sections)}; --help lists their options"
 
 
 def elsewhere(key: str) -> str:
-    """` TRL's NAME is KEY` where the last part of a key is a name of TRL's or verl's; else nothing."""
+    """Returns ` TRL's NAME is KEY` where a key ends in a name of TRL's or verl's; else nothing."""
     name = key.rpartition(".")[2]
-    for here, names in ELSEWHERE.items():
-        for who, other in zip(("TRL", "verl"), names.split("|"), strict=False):
-            if name in other.split():
-                return f" {who}'s {name} is {here}"
+    for option, names in ELSEWHERE.items():
+        for library, library_names in zip(("TRL", "verl"), names.split("|"), strict=False):
+            if name in library_names.split():
+                return f" {library}'s {name} is {option}"
     return ""
 
 
 def no_such_argument(key: str, owner: str, names: Sequence[str]) -> str:
-    """A key that is no argument of a class."""
+    """Returns the sentence about a key that is no argument of a class.
+
+    Args:
+        key: The key.
+        owner: Name of the class.
+        names: The arguments that it has.
+    """
     if key in ("init_arg", "init_args", "class", "class_paths", "args", "name", "type"):
         return f": {owner} has no such option; {BY_CLASS}"
-    there = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else " It has none"
-    known = f"{elsewhere(key)}." if elsewhere(key) else did_you_mean(key, names)
-    return f": {owner} has no such option.{known}{there}"
+    listed = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else " It has none"
+    hint = f"{elsewhere(key)}." if elsewhere(key) else did_you_mean(key, names)
+    return f": {owner} has no such option.{hint}{listed}"
 
 
-def among(names: Iterable[str], given: str) -> str:
-    """The names that there are, with the one nearest to what was given."""
+def among(names: Iterable[str], name: str) -> str:
+    """Returns the names that there are, and the name nearest to `name`."""
     names = sorted({*names})
     if not names:
         return ""
-    listed = names if len(names) <= MOST_NAMES else nearest(given, names, 8, 0.0)
-    there = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
-    return f"{did_you_mean(given, names)} {there} {', '.join(listed)}"
+    listed = names if len(names) <= MAX_NAMES else nearest(name, names, 8, 0.0)
+    beginning = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
+    return f"{did_you_mean(name, names)} {beginning} {', '.join(listed)}"
 
 
-def did_you_mean(given: str, names: Sequence[str]) -> str:
-    """` Did you mean NAME?` with the nearest of `names`; empty if none is near."""
-    return "".join(f" Did you mean {close}?" for close in nearest(given, names))
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """Returns ` Did you mean NAME?` with the nearest of `names`; empty if none is near."""
+    return "".join(f" Did you mean {close}?" for close in nearest(name, names))
 
 
-def nearest(given: str, names: Sequence[str], number: int = 1, cutoff: float = 0.5) -> list[str]:
-    """The names nearest to what was given, whatever their case; those that begin with it are nearest."""
-    if not given:
+def nearest(name: str, names: Sequence[str], number: int = 1, cutoff: float = 0.5) -> list[str]:
+    """Returns the names nearest to `name`, in any case. Names that begin with it are nearest.
+
+    Args:
+        name: The name that was written.
+        names: The names that there are.
+        number: Names to return at most.
+        cutoff: Likeness from which a name is near, 0 to 1.
+    """
+    if not name:
         return list(names)[:number] if not cutoff else []
-    if MEANT.get(given.lower()) in names:
-        return [MEANT[given.lower()]]
-    lower = {name.lower(): name for name in reversed(names)}
-    begin = [name for name in names if name.lower().startswith(given.lower()) and len(given) > 2]
-    close = [lower[name] for name in get_close_matches(given.lower(), lower, number, cutoff)]
-    return list(dict.fromkeys([*begin, *close]))[:number]
+    lower_name = name.lower()
+    if MEANT.get(lower_name) in names:
+        return [MEANT[lower_name]]
+    name_by_lower = {candidate.lower(): candidate for candidate in reversed(names)}
+    beginnings = [candidate for candidate in names if candidate.lower().startswith(lower_name) and len(name) > 2]
+    close = [name_by_lower[lower] for lower in get_close_matches(lower_name, name_by_lower, number, cutoff)]
+    return list(dict.fromkeys([*beginnings, *close]))[:number]
 
 
-def one_line(text: str, most: int = 200) -> str:
-    """The text without line breaks, cut after `most` characters."""
+def one_line(text: str, length: int = 200) -> str:
+    """Returns the text without line breaks, cut to `length` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 4]} ..."
+    return text if len(text) <= length else f"{text[: length - 4]} ..."

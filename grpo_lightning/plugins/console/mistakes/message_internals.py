@@ -1,11 +1,11 @@
-"""Private parts of jsonargparse that the messages about mistakes rely on, as of jsonargparse 4.53."""
+"""Private names of jsonargparse that the messages about mistakes rely on, as of jsonargparse 4.53."""
 
 import traceback
 from typing import Any
 
 
 def left_by(error: BaseException, function: str, variable: str) -> list[Any]:
-    """The values that a variable had in the calls of a function which `error` has left, outermost first.
+    """Returns the values that a variable had in the calls of a function which `error` has left, outermost first.
 
     No message says which `name` jsonargparse's `import_object` was importing, and whose `self` an `__init__` made.
     """

@@ -17,27 +17,27 @@ def main(args: Sequence[str] | None = None) -> int:
         for name, value in (*packages(), *hardware()):
             print(f"{name}: {value}", flush=True)
     except BrokenPipeError:
-        # Of `grpo env | head`: what is still to come goes nowhere, as Python's manual advises.
+        # `grpo env | head` ends early: further output goes nowhere, as Python's manual advises.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def packages() -> Iterator[tuple[str, str]]:
-    """Python, this package, and what it can use: the name and the version of each that is installed."""
+    """Yields the names and versions of Python, this package, and the installed packages that it can use."""
     import torch  # --help need not wait for it
 
     yield "python", f"{platform.python_version()}, {platform.platform()}"
     names = [re.split(r"[\[<>=;, ]", line)[0] for line in requires("grpo-lightning") or ()]
     for name in dict.fromkeys(("grpo-lightning", *names, "mlflow", "trackio", "wandb")):
         try:
-            # What PyPI says of torch lacks the build.
+            # The version of torch's metadata lacks the build.
             yield name, torch.__version__ if name == "torch" else version(name)
         except PackageNotFoundError:
             continue
 
 
 def hardware() -> Iterator[tuple[str, str]]:
-    """The processor, its instruction set as torch uses it, the GPUs, and the settings that decide about threads."""
+    """Yields the processor, the instruction set that torch uses, the GPUs, and the settings of threads."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()

@@ -19,7 +19,8 @@ def main(args: Sequence[str] | None = None) -> int:
         "policy is installed with grpo_lightning, so that it trains within seconds, on a CPU and without a network.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make")
-    folder = Path(os.path.normpath(parser.parse_args(args).folder))  # NEW/../OLD is OLD, also while there is no NEW
+    # NEW/../OLD is OLD, although there is no NEW.
+    folder = Path(os.path.normpath(parser.parse_args(args).folder))
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free, f"{folder}: something is there already. Give a folder that does not exist")
     try:

@@ -1,1 +1,1 @@
-"""Validations of a name of their own, and models measured by them without a run."""
+"""Named validations, in a run and of a model without a run."""

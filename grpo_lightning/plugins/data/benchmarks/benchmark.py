@@ -1,4 +1,4 @@
-"""A validation of a name of its own, beside the main one."""
+"""Named validations, beside the validation on the task's questions."""
 
 import re
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ from grpo_lightning.types import UsageError, at_least, require
 
 @dataclass(eq=False)
 class Benchmark:
-    """A validation of a name of its own: what is asked, how often each question is answered, and who judges.
+    """A validation with its own name, questions, sampling settings and grader.
 
-    Its curves are `val/NAME/avg@k`, `val/NAME/greedy` and so on. Settings that are None are those of the run.
+    Its curves are `val/NAME/avg@k`, `val/NAME/greedy` and so on. A setting that is None is the run's.
 
     Args:
-        task: Where the questions come from.
+        task: The task with the questions.
         split: Which of the task's questions.
-        judge: The reward that decides what is right. None is that of the task.
+        grader: The reward that decides what is right. None takes the task's grader.
         samples: k of avg@k, pass@k and maj@k.
-        sampling: Settings of `model.sampling` that it overrides.
+        sampling: Settings that differ from `model.sampling`.
         template: The prompt, with `{question}` where the question goes, in place of `data.template`.
         chat: Put the prompt into the tokenizer's chat template, or not, in place of `data.chat`.
         system: System turn of the chat template, in place of `data.system`.
@@ -39,20 +39,37 @@ class Benchmark:
     """
 
     task: Task
+    """The task with the questions."""
     split: Literal["val", "test"] = "test"
+    """Which of the task's questions."""
     grader: Reward | None = None
+    """Decides what is right; after `connect` never None."""
     samples: int = 8
+    """Completions per question."""
     sampling: ValidationSampling = field(default_factory=ValidationSampling)
+    """Settings that differ from `model.sampling`."""
     template: str | None = None
+    """The prompt; None takes `data.template`."""
     chat: bool | None = None
+    """Whether the chat template is used; None takes `data.chat`."""
     system: str | None = None
+    """System turn of the chat template; None takes `data.system`."""
     limit: int | None = None
+    """Questions that are asked; None asks all."""
     every: int = 1
+    """Exploration steps between two validations."""
 
     def connect(self, name: str, run: TaskData, graders: dict[str, Reward]) -> None:
-        """Makes its data like that of the run, and its judge, or takes one of `graders`, which are by class."""
+        """Makes the benchmark's data, with the run's settings where it has none, and its grader.
+
+        Args:
+            name: Name of the benchmark.
+            run: Data of the run.
+            graders: Graders that benchmarks share, by the names of their classes; a missing grader is added.
+        """
         key = f"data.validations.{name}"
-        self.key, self.run = key, run
+        self.key = key
+        self.run = run
         require(re.fullmatch(r"[\w-]+", name) is not None, f"{key}: give a name of letters, digits, _ and -")
         for setting in ("samples", "limit", "every"):
             at_least(f"{key}.{setting}", getattr(self, setting), 1)
@@ -72,37 +89,44 @@ class Benchmark:
             raise UsageError(str(error).replace("data.", f"{key}.")) from error
         if self.grader is None:
             kind = self.task.grader
-            fix = f"set {key}.grader: {type(self.task).__name__} names none"
-            require(kind is not None, f"{key}: nothing decides what is right. So {fix}")
+            if kind is None:
+                raise UsageError(
+                    f"{key}: nothing decides what is right. So set {key}.grader: {type(self.task).__name__} names none"
+                )
             if kind not in graders:
-                graders[str(kind)] = grader_class(str(kind))()
-            self.grader = graders[str(kind)]
+                graders[kind] = grader_class(kind)()
+            self.grader = graders[kind]
         self.scorer = Scorer([self.grader])
 
     def evaluation(self, explorer: Explorer, sampling: Sampling) -> Evaluation:
-        """Its metrics in a run that explores so."""
+        """Returns the evaluation on the benchmark's questions.
+
+        Args:
+            explorer: The run's explorer, whose engine samples here too.
+            sampling: The run's sampling settings.
+        """
         self.scorer.max_failed = explorer.scorer.max_failed
-        own = Explorer(explorer.engine, self.scorer, self.data.sampler)
+        benchmark_explorer = Explorer(explorer.engine, self.scorer, self.data.sampler)
         try:
-            return Evaluation(own, self.sampling.over(sampling), self.samples)
+            return Evaluation(benchmark_explorer, self.sampling.over(sampling), self.samples)
         except UsageError as error:
             raise UsageError(f"{self.key}: {error}") from error
 
     def load(self, policy: Policy, sampling: Sampling) -> None:
-        """Reads its questions, once."""
+        """Reads the questions, once."""
+        stage = "validate" if self.split == "val" else "test"
         try:
-            stage = {"val": "validate", "test": "test"}[self.split]
             self.data.load(stage, policy, self.sampling.over(sampling), self.scorer)
         except UsageError as error:
             raise UsageError(f"{self.key}: {error}") from error
         self.data.questions[self.split] = self.data.questions[self.split][: self.limit]
 
     def loader(self, name: str) -> PromptLoader:
-        """Its prompts in batches; none in a validation that does not ask it."""
+        """Returns the prompts in batches; no batch in a validation where the benchmark is not due."""
         return PromptLoader(self.data, self.split, name, self.is_due)
 
     def is_due(self) -> bool:
-        """Whether the validation that has begun asks it."""
+        """Returns True if the validation that has begun asks the benchmark's questions."""
         trainer = self.run.trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return True
@@ -110,7 +134,7 @@ class Benchmark:
 
 
 def connect(benchmarks: Mapping[str, Benchmark], run: TaskData) -> None:
-    """Makes their data like that of the run. Those judged by the same class share a judge."""
+    """Makes the data of benchmarks. Benchmarks whose tasks name the same class share a grader."""
     graders: dict[str, Reward] = {}
     for name, benchmark in benchmarks.items():
         benchmark.connect(name, run, graders)

@@ -1,4 +1,4 @@
-"""What `grpo evaluate` found."""
+"""The table that `grpo evaluate` prints."""
 
 import json
 from pathlib import Path
@@ -21,35 +21,41 @@ class EvaluationTable(Callback):
         self.out = out
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Prints, and writes."""
-        found = pl_module.validated()
+        """Prints the table, and writes the file."""
+        values_by_metric = pl_module.validated()
         if not trainer.is_global_zero:
             return
-        by_name = {
-            name: {key.removeprefix(f"{name}/"): value for key, value in found.items() if key.startswith(f"{name}/")}
+        metrics_by_name = {
+            name: {
+                key.removeprefix(f"{name}/"): value
+                for key, value in values_by_metric.items()
+                if key.startswith(f"{name}/")
+            }
             for name in pl_module.named
         }
-        print(table([row(name, pl_module.evaluations[name], values) for name, values in by_name.items()]))
+        print(table([row(name, pl_module.evaluations[name], metrics) for name, metrics in metrics_by_name.items()]))
         if self.out is not None:
             numbers = {
-                name: {key: none_if_nan(value) for key, value in values.items()} for name, values in by_name.items()
+                name: {key: none_if_nan(value) for key, value in metrics.items()}
+                for name, metrics in metrics_by_name.items()
             }
             Path(self.out).write_text(json.dumps({"model": pl_module.policy.path, **numbers}, indent=2) + "\n")
 
 
-def row(name: str, evaluation: Evaluation, values: dict[str, float]) -> dict[str, str]:
-    """The cells of a benchmark, by column."""
+def row(name: str, evaluation: Evaluation, metrics: dict[str, float]) -> dict[str, str]:
+    """Returns the cells of a benchmark, by column."""
     k = evaluation.num_samples
     cells = {"benchmark": name, "k": str(k)}
-    cells["avg@k"] = f"{values[f'avg@{k}']:.3f} ± {values['ci95']:.3f}"
-    shares = {"pass@k": f"pass@{k}", "maj@k": f"maj@{k}"} | {key: key for key in ("greedy", "truncated", "failed")}
-    cells |= {title: f"{values[key]:.3f}" if key in values else "" for title, key in shares.items()}
-    return cells | {"tokens": f"{values['length']:.1f}", "grader": evaluation.measure}
+    cells["avg@k"] = f"{metrics[f'avg@{k}']:.3f} ± {metrics['ci95']:.3f}"
+    key_by_title = {"pass@k": f"pass@{k}", "maj@k": f"maj@{k}"}
+    key_by_title |= {key: key for key in ("greedy", "truncated", "failed")}
+    cells |= {title: f"{metrics[key]:.3f}" if key in metrics else "" for title, key in key_by_title.items()}
+    return cells | {"tokens": f"{metrics['length']:.1f}", "grader": evaluation.measure}
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Rows with the same columns as aligned text; columns without any cell are left out."""
+    """Returns rows with the same columns as aligned text, without empty columns."""
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
     lines = [{title: title for title in titles}, *rows]
-    width = {title: max(len(line[title]) for line in lines) for title in titles}
-    return "\n".join("  ".join(line[title].ljust(width[title]) for title in titles).rstrip() for line in lines)
+    widths = {title: max(len(line[title]) for line in lines) for title in titles}
+    return "\n".join("  ".join(line[title].ljust(widths[title]) for title in titles).rstrip() for line in lines)

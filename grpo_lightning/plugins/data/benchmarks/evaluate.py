@@ -8,7 +8,7 @@ It is `grpo validate` with the benchmarks as `data.validations`, and takes its o
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -16,19 +16,21 @@ import yaml
 from grpo_lightning.packaged import CONFIGS
 from grpo_lightning.types import UsageError, at_least
 
-FOLDERS = (Path("configs/benchmarks"), CONFIGS / "benchmarks")  # where a benchmark's configuration is, by its name
+FOLDERS = (Path("configs/benchmarks"), CONFIGS / "benchmarks")
+"""Folders with configurations of benchmarks, each under its name."""
 
-UNASKED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--data.val_limit": "0"}
-"""What a run must have, and an evaluation does not use."""
+UNUSED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--data.val_limit": "0"}
+"""Options that a run must have, and an evaluation does not use."""
 
 FIXED_WEIGHTS = {"--model.engine": "NativeEngine", "--model.engine.packed": "true"}
-"""Copies that decode faster on a CPU, made once. They come first, so that a configuration or an option may differ."""
+"""Weights in a form that decodes faster on a CPU, made once. They come first: configurations and options override."""
 
 QUIET = {"--verbose": "false", "--trainer.logger": "false", "--trainer.enable_checkpointing": "false"}
+"""No output but the table."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Puts the options of `grpo validate` in place of these."""
+    """Replaces the options of `grpo evaluate` with options of `grpo validate`."""
     parser = argparse.ArgumentParser(
         "grpo evaluate",
         description="Measures a model on benchmarks: avg@k with its 95 %% interval over questions, pass@k, maj@k, and "
@@ -41,26 +43,34 @@ def main(args: Sequence[str] | None = None) -> None:
     add("--samples", type=int, help="k of avg@k, pass@k and maj@k, for all of them")
     add("--limit", type=int, help="ask the first questions of each")
     add("-o", "--out", help="file for the numbers, as JSON")
-    given, others = parser.parse_known_args(args)
-    at_least("--samples", given.samples, 1)
-    at_least("--limit", given.limit, 1)
-    paths = [path_of(name) for name in given.benchmarks]
+    parsed, validate_args = parser.parse_known_args(args)
+    at_least("--samples", parsed.samples, 1)
+    at_least("--limit", parsed.limit, 1)
+    paths = [path_of(name) for name in parsed.benchmarks]
     names = [name for path in paths for name in names_in(path)]
-    options = {"--model.policy.path": given.model} | UNASKED | QUIET
-    options |= {"--trainer.callbacks": f"{__package__}.table.EvaluationTable"}
-    options |= {"--trainer.callbacks.out": given.out} if given.out else {}
-    if not any(other.startswith("--data.chat") for other in others):
-        options["--data.chat"] = str(has_chat_template(given.model)).lower()
+
+    options = {"--model.policy.path": parsed.model} | UNUSED | QUIET
+    options["--trainer.callbacks"] = f"{__package__}.benchmark_table.EvaluationTable"
+    if parsed.out:
+        options["--trainer.callbacks.out"] = parsed.out
+    if not any(arg.startswith("--data.chat") for arg in validate_args):
+        options["--data.chat"] = str(has_chat_template(parsed.model)).lower()
     for key in ("samples", "limit"):
-        if (value := getattr(given, key)) is not None:
+        if (value := getattr(parsed, key)) is not None:
             options |= {f"--data.validations.{name}.{key}": str(value) for name in names}
+
+    # Later options override earlier ones.
     configs = [word for path in paths for word in ("--config", str(path))]
-    first, then = ([word for option in some.items() for word in option] for some in (FIXED_WEIGHTS, options))
-    sys.argv[1:] = ["validate", *first, *configs, *then, *others]
+    sys.argv[1:] = ["validate", *words(FIXED_WEIGHTS), *configs, *words(options), *validate_args]
+
+
+def words(options: Mapping[str, str]) -> list[str]:
+    """Returns options as words of a command line."""
+    return [word for option in options.items() for word in option]
 
 
 def has_chat_template(model: str) -> bool:
-    """Whether the model's tokenizer has one; False for a model that cannot be read, which `validate` refuses."""
+    """Returns True if the model's tokenizer has one; False for an unreadable model, which `validate` refuses."""
     from transformers import AutoTokenizer  # it takes seconds, which --help need not wait for
 
     try:
@@ -70,12 +80,12 @@ def has_chat_template(model: str) -> bool:
 
 
 def known() -> str:
-    """The names of the benchmarks that are there."""
+    """Returns the names of all benchmarks."""
     return ", ".join(sorted({path.stem for folder in FOLDERS for path in folder.glob("*.yaml")}))
 
 
 def path_of(name: str) -> Path:
-    """The configuration of a benchmark, by path or name."""
+    """Returns the path of a benchmark's configuration, by path or name."""
     for path in (Path(name), *(folder / f"{name}.yaml" for folder in FOLDERS)):
         if path.is_file():
             return path
@@ -83,9 +93,10 @@ def path_of(name: str) -> Path:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the validations in a configuration."""
+    """Returns the names of the validations in a configuration."""
     try:
         return [*yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["validations"]]
     except (yaml.YAMLError, OSError, KeyError, TypeError) as error:
-        fix = "give a configuration with data.validations"
-        raise UsageError(f"--benchmarks {path}: {type(error).__name__}: {error}: {fix}") from error
+        raise UsageError(
+            f"--benchmarks {path}: {type(error).__name__}: {error}: give a configuration with data.validations"
+        ) from error

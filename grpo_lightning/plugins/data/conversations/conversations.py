@@ -34,19 +34,24 @@ from grpo_lightning.types import (
     UsageError,
 )
 
-Talk = Generator[Call | Request, Any, None]
-"""A conversation under way: it yields what it waits for, and is sent what a call returns or the policy draws."""
+Turns = Generator[Call | Request, Any, None]
+"""A conversation under way: yields what it waits for; is sent the value of a call, or a completion of the policy."""
 
 
 class Conversations(Sampler):
-    """Holds conversations between the policy, as an engine draws from it, and instances of an environment.
+    """Holds conversations between the policy, whose turns an engine samples, and instances of an environment.
 
-    A drawn token's random number depends on its position among the drawn tokens of its conversation, so batches, ranks
-    and other conversations do not matter.
+    The random number of a sampled token depends on its position among the sampled tokens of its conversation, so
+    batches, ranks and other conversations do not matter. Every conversation has a copy of the environment, in a
+    separate process.
 
-    Every conversation has a copy of the environment, in a process of its own. `system` is a message before those of the
-    environment; empty leaves it out. Without `chat`, the tokenizer's chat template is not used: the first message is
-    the prompt as it is, and later ones stand between line breaks. `variables` are further ones of the template.
+    Args:
+        environment: The prototype, which is copied for every conversation.
+        limits: Limits of a conversation; by default `Limits()`.
+        system: Text of a message before the environment's messages; empty leaves it out.
+        chat: Use the tokenizer's chat template. Without it the first message is the prompt as it is, and later messages
+            stand between line breaks.
+        variables: Further variables of the chat template.
     """
 
     def __init__(
@@ -64,12 +69,14 @@ class Conversations(Sampler):
         self.variables = (variables or {}) if chat else {"chat_template": PLAIN}
         self._instances = Instances(Remote(environment), limits)
         self._tokenizer: Any = None
-        self._forms: dict[str, Form] = {}  # by the tools as JSON
+        self._form_by_tools: dict[str, Form] = {}
+        """How conversations are written, by their tools as JSON."""
 
     def load(self, tokenizer: Any) -> None:
         """Starts the environment, and checks that the tokenizer can hold its conversations."""
         if self._tokenizer is not tokenizer:
-            self._tokenizer, self._forms = tokenizer, {}
+            self._tokenizer = tokenizer
+            self._form_by_tools = {}
         self._form(self.environment.tools)
         try:
             self._instances.load()
@@ -82,10 +89,10 @@ class Conversations(Sampler):
     def check_end(self, stop_ids: Collection[int]) -> None:
         """Raises UsageError where the policy's first turn would begin after a token that ends it."""
         dialogue = self._form(self.environment.tools).dialogue
-        last = dialogue.start([Message(role="user", content="0")])[-1]
-        if last in stop_ids:
+        last_id = dialogue.start([Message(role="user", content="0")])[-1]
+        if last_id in stop_ids:
             raise UsageError(
-                f"data.environment: the policy's turns would begin after {self._tokenizer.decode([last])!r}, which "
+                f"data.environment: the policy's turns would begin after {self._tokenizer.decode([last_id])!r}, which "
                 "ends them. Change the chat template in the model's folder: let it write the beginning of an answer"
             )
 
@@ -105,42 +112,53 @@ class Conversations(Sampler):
         key: RandomKey,
     ) -> Samples:
         self.load(policy.tokenizer)
-        calls_form = self._form(self.environment.tools).calls
-        if calls_form is not None and calls_form.stop and calls_form.stop not in sampling.stop:
-            sampling = replace(sampling, stop=[*sampling.stop, calls_form.stop])
+
+        # A turn ends with its call, where the form of calls has a stop string.
+        call_format = self._form(self.environment.tools).call_format
+        if call_format is not None and call_format.stop and call_format.stop not in sampling.stop:
+            sampling = replace(sampling, stop=[*sampling.stop, call_format.stop])
+
         requests = Request.from_prompts(prompts, group_size)
         samples = [Sample(prompts[row // group_size], "", [], FinishReason.STOP) for row in range(len(requests))]
         self._instances.start({row: seed_of(key, request) for row, request in enumerate(requests)})
         try:
-            talks = {row: self._talk(row, samples[row], one, policy, sampling) for row, one in enumerate(requests)}
-            asked = {row: next(talk) for row, talk in talks.items()}
+            turns_by_row = {
+                row: self._turns(row, samples[row], request, policy, sampling) for row, request in enumerate(requests)
+            }
+            # What each conversation waits for: a call of its environment, or a turn of the policy.
+            awaited = {row: next(turns) for row, turns in turns_by_row.items()}
             with engine.conversations():
-                while asked:
-                    calls = {row: one for row, one in asked.items() if isinstance(one, Call)}
-                    turns = {row: one for row, one in asked.items() if isinstance(one, Request)}
+                while awaited:
+                    calls = {row: call for row, call in awaited.items() if isinstance(call, Call)}
+                    turn_requests = {row: request for row, request in awaited.items() if isinstance(request, Request)}
+
+                    # The policy's turns are sampled together, once no environment has a call to answer.
                     answers: Sequence[Outcome | Completion] = self._instances.call([*calls.values()])
-                    if not calls:  # all of them have come to the policy's turn
-                        answers = engine.complete([*turns.values()], sampling, key)
-                    for row, answer in zip([*(calls or turns)], answers, strict=True):
+                    if not calls:
+                        answers = engine.complete([*turn_requests.values()], sampling, key)
+
+                    for row, answer in zip([*(calls or turn_requests)], answers, strict=True):
+                        turns = turns_by_row[row]
                         try:
                             if isinstance(answer, Completion):
-                                asked[row] = talks[row].send(answer)
+                                awaited[row] = turns.send(answer)
                             elif answer.status == Status.OK:
-                                asked[row] = talks[row].send(answer.value)
+                                awaited[row] = turns.send(answer.value)
                             else:
-                                talks[row].throw(Failure(answer.status, answer.error or answer.status))
+                                turns.throw(Failure(answer.status, answer.error or answer.status))
                         except StopIteration:
-                            del asked[row]
-                    ended = [row for row in calls or turns if row not in asked]
-                    self._instances.end(ended)
-                    yield from ((row, samples[row]) for row in ended)
+                            del awaited[row]
+
+                    ended_rows = [row for row in calls or turn_requests if row not in awaited]
+                    self._instances.end(ended_rows)
+                    yield from ((row, samples[row]) for row in ended_rows)
         finally:
             self._instances.end(range(len(requests)))
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
-        """As `Sampler.rollouts`: the pieces of conversations, without those whose environment failed.
+        """As `Sampler.rollouts`: the pieces of conversations, without samples whose environment failed.
 
-        A group's prompt is what all of its pieces begin with; what only some begin with is given in these.
+        A group's prompt is the tokens that all of its pieces begin with. What only some pieces begin with is context.
         """
         pieces = [
             (row, piece)
@@ -148,13 +166,13 @@ class Conversations(Sampler):
             if sample.conversation and not sample.failed
             for piece in sample.conversation.pieces
         ]
-        by_group = groupby(pieces, key=lambda one: one[0] // group_size)
-        prompts = {group: common_prompt([piece for _, piece in own]) for group, own in by_group}
-        index = {group: number for number, group in enumerate(prompts)}
+        pieces_by_group = groupby(pieces, key=lambda row_and_piece: row_and_piece[0] // group_size)
+        prompts = {group: common_prompt([piece for _, piece in rows]) for group, rows in pieces_by_group}
+        index_of_group = {group: index for index, group in enumerate(prompts)}
         starts = [len(prompts[row // group_size]) for row, _ in pieces]
         return Rollouts.from_lists(
             prompts=list(prompts.values()),
-            group=[index[row // group_size] for row, _ in pieces],
+            group=[index_of_group[row // group_size] for row, _ in pieces],
             completions=[piece.token_ids[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
             is_sampled=[piece.drawn[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
             row=torch.tensor([row for row, _ in pieces], dtype=torch.int64),
@@ -163,112 +181,139 @@ class Conversations(Sampler):
             temperature=temperature,
         )
 
-    def _talk(self, row: int, sample: Sample, request: Request, policy: Policy, sampling: Sampling) -> Talk:
-        """One conversation, which becomes `sample`."""
-        form, talk = self._form(self.environment.tools_for(sample.prompt.question)), Conversation()
+    def _turns(self, row: int, sample: Sample, request: Request, policy: Policy, sampling: Sampling) -> Turns:
+        """Holds one conversation, and writes it into `sample`."""
+        form = self._form(self.environment.tools_for(sample.prompt.question))
         dialogue = form.dialogue
-        sample.conversation = talk
+        conversation = sample.conversation = Conversation()
+        pieces = conversation.pieces
         try:
+            # The environment's first messages are the prompt.
             question = replace(sample.prompt.question, text=sample.prompt.text)
-            talk.messages = [*form.system, *(yield Call(row, "reset", [asdict(question)]))]
-            talk.pieces.append(given_piece(contained(dialogue.start, talk.messages)))
-            ids = [*talk.pieces[0].token_ids]
+            conversation.messages = [*form.system, *(yield Call(row, "reset", [asdict(question)]))]
+            pieces.append(context_piece(contained(dialogue.start, conversation.messages)))
+            ids = [*pieces[0].token_ids]
             sample.prompt = replace(sample.prompt, text=str(policy.tokenizer.decode(ids)), token_ids=ids)
-            while self._has_room(sample, talk, policy.context_length, sampling.max_new_tokens):
-                ids, before = [*talk.pieces[-1].token_ids], talk.messages
-                drawn: Completion = yield replace(request, token_ids=ids, position=len(sample.token_ids))
-                add_turn(sample, talk, drawn, text_of(drawn, policy.tokenizer))
+
+            while self._has_room(sample, conversation, policy.context_length, sampling.max_new_tokens):
+                # The policy's turn.
+                ids = [*pieces[-1].token_ids]
+                messages = conversation.messages
+                completion: Completion = yield replace(request, token_ids=ids, position=len(sample.token_ids))
+                add_turn(sample, conversation, completion, text_of(completion, policy.tokenizer))
                 if sample.truncated:
                     break
-                written = dialogue.turn(drawn.token_ids)
-                turn = yield self._step(row, talk, form, written["content"])
-                talk.rewards[-1] = turn["reward"]
-                talk.num_failed_calls += turn["num_failed_calls"]
-                talk.messages = [*before, written, *turn["messages"]]
+
+                # The environment's turn.
+                policy_message = dialogue.turn(completion.token_ids)
+                turn = yield self._step(row, conversation, form, policy_message["content"])
+                conversation.rewards[-1] = turn["reward"]
+                conversation.num_failed_calls += turn["num_failed_calls"]
+                conversation.messages = [*messages, policy_message, *turn["messages"]]
                 if turn["done"] or not turn["messages"]:
                     break
-                given = contained(dialogue.follow, before, drawn.token_ids, turn["messages"])
-                if given is None:  # the template rewrites history
-                    talk.pieces.append(given_piece(contained(dialogue.start, talk.messages)))
+
+                # Its tokens are context. Where the template rewrites history, a new piece begins.
+                context_ids = contained(dialogue.follow, messages, completion.token_ids, turn["messages"])
+                if context_ids is None:
+                    pieces.append(context_piece(contained(dialogue.start, conversation.messages)))
                 else:
-                    talk.pieces[-1].token_ids += given
-                    talk.pieces[-1].drawn += [False] * len(given)
+                    pieces[-1].token_ids += context_ids
+                    pieces[-1].drawn += [False] * len(context_ids)
             else:
                 sample.finish_reason = FinishReason.LENGTH
-            talk.outcome = yield Call(row, "end")
+            conversation.outcome = yield Call(row, "end")
         except Failure as failure:
-            talk.status, talk.error = failure.args
-        for piece in talk.pieces:
-            while piece.drawn and not piece.drawn[-1]:  # Nothing is learned after the last drawn token.
+            conversation.status, conversation.error = failure.args
+
+        # Nothing is learned after the last sampled token of a piece.
+        for piece in pieces:
+            while piece.drawn and not piece.drawn[-1]:
                 piece.token_ids.pop()
                 piece.drawn.pop()
-        talk.pieces = [piece for piece in talk.pieces if piece.drawn]
+        conversation.pieces = [piece for piece in pieces if piece.drawn]
 
-    def _has_room(self, sample: Sample, talk: Conversation, context: int | None, max_new_tokens: int) -> bool:
-        """True where another turn fits; Failure where not even the first does."""
-        length = len(talk.pieces[-1].token_ids) + max_new_tokens
-        fits = context is None or length <= context
-        if not fits and not talk.ends:
-            error = f"with sampling.max_new_tokens={max_new_tokens} the first turn exceeds the context"
-            raise Failure(Status.TOO_LONG, error)
-        most = None if self.limits.max_tokens is None else len(sample.prompt.token_ids) + self.limits.max_tokens
-        return not talk.ends or (fits and len(talk.ends) < self.limits.max_turns and (most is None or length <= most))
+    def _has_room(
+        self, sample: Sample, conversation: Conversation, context_length: int | None, max_new_tokens: int
+    ) -> bool:
+        """Returns True where another turn fits. Raises Failure where not even the first turn does."""
+        length = len(conversation.pieces[-1].token_ids) + max_new_tokens
+        num_turns = len(conversation.ends)
+        fits = context_length is None or length <= context_length
+        if not num_turns:
+            if not fits:
+                error = f"with sampling.max_new_tokens={max_new_tokens} the first turn exceeds the context"
+                raise Failure(Status.TOO_LONG, error)
+            return True
+        max_tokens = self.limits.max_tokens
+        is_within_limit = max_tokens is None or length <= len(sample.prompt.token_ids) + max_tokens
+        return fits and num_turns < self.limits.max_turns and is_within_limit
 
     def _form(self, tools: Tools) -> "Form":
-        """How conversations with these tools are written."""
+        """Returns how conversations with these tools are written."""
         key = json.dumps(tools)
-        if key not in self._forms:
+        if key not in self._form_by_tools:
             dialogue = Dialogue(self._tokenizer, tools, self.variables)
-            calls = ToolFormat.for_tokenizer(self._tokenizer) if tools else None
-            described = calls is not None and self.chat and not dialogue.shows_tools
-            texts = [self.system, calls.describe(tools) if calls and described else ""]
-            system = [Message(role="system", content="\n\n".join(filter(None, texts)))] if any(texts) else []
-            self._forms[key] = Form(dialogue, tools, calls, system)
-        return self._forms[key]
+            call_format = ToolFormat.for_tokenizer(self._tokenizer) if tools else None
 
-    def _step(self, row: int, talk: Conversation, form: "Form", written: str) -> Call:
-        """The call that gives the environment the last turn, with the calls of tools in what was written."""
-        if form.calls is None:
-            return Call(row, "step", [talk.messages[-1]])
-        found = form.calls.find(written, form.tools)
-        talk.num_calls += len(found)
-        message = talk.messages[-1] | {"tool_calls": [call._asdict() for call in found]}
-        return Call(row, "step", [message], self.limits.seconds * max(1, len(found)))
+            # The system message describes the tools where the chat template does not.
+            texts = [self.system]
+            if call_format and self.chat and not dialogue.shows_tools:
+                texts.append(call_format.describe(tools))
+            system = [Message(role="system", content="\n\n".join(filter(None, texts)))] if any(texts) else []
+            self._form_by_tools[key] = Form(dialogue, tools, call_format, system)
+        return self._form_by_tools[key]
+
+    def _step(self, row: int, conversation: Conversation, form: "Form", text: str) -> Call:
+        """Returns the call that gives the environment the policy's last turn, with the calls of tools in `text`."""
+        message = conversation.messages[-1]
+        if form.call_format is None:
+            return Call(row, "step", [message])
+        calls = form.call_format.find(text, form.tools)
+        conversation.num_calls += len(calls)
+        message = message | {"tool_calls": [call._asdict() for call in calls]}
+        return Call(row, "step", [message], self.limits.seconds * max(1, len(calls)))
 
 
 class Form(NamedTuple):
     """How conversations with the same tools are written."""
 
     dialogue: Dialogue
+    """Writes messages as token ids."""
     tools: Tools
-    calls: ToolFormat | None  # None without tools
-    system: list[Message]  # one message, or none
+    """JSON schemas of the tools."""
+    call_format: ToolFormat | None
+    """Finds the calls of tools in a turn; None without tools."""
+    system: list[Message]
+    """The system message, or nothing."""
 
 
 class Failure(Exception):
     """The environment has failed: status and error of the conversation."""
 
 
-def given_piece(token_ids: Sequence[int]) -> Piece:
-    """A piece that begins with tokens which the policy did not draw."""
+def context_piece(token_ids: Sequence[int]) -> Piece:
+    """Returns a piece that begins with tokens which the policy did not sample."""
     return Piece([*token_ids], [False] * len(token_ids), [])
 
 
-def add_turn(sample: Sample, talk: Conversation, drawn: Completion, text: str) -> None:
+def add_turn(sample: Sample, conversation: Conversation, completion: Completion, text: str) -> None:
     """Adds a turn of the policy, whose text is `text`, to a sample and its conversation."""
-    sample.token_ids += drawn.token_ids
-    sample.text, sample.finish_reason, sample.stop_string = text, drawn.finish_reason, drawn.stop_string
-    piece = talk.pieces[-1]
-    piece.token_ids += drawn.token_ids
-    piece.drawn += [True] * len(drawn.token_ids)
-    piece.logp = None if piece.logp is None or drawn.logp is None else piece.logp + drawn.logp
-    talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
-    talk.ends.append(len(sample.token_ids) - 1)
-    talk.rewards.append(0.0)
+    sample.token_ids += completion.token_ids
+    sample.text = text
+    sample.finish_reason = completion.finish_reason
+    sample.stop_string = completion.stop_string
+    piece = conversation.pieces[-1]
+    piece.token_ids += completion.token_ids
+    piece.drawn += [True] * len(completion.token_ids)
+    piece.logp = None if piece.logp is None or completion.logp is None else piece.logp + completion.logp
+    conversation.messages = [*conversation.messages, {"role": "assistant", "content": text}]
+    conversation.ends.append(len(sample.token_ids) - 1)
+    conversation.rewards.append(0.0)
 
 
 def contained(write: Callable[..., Any], *messages: Any) -> Any:
-    """The result of `write` on an environment's messages; Failure where a template or a tokenizer fails with them."""
+    """Returns `write(*messages)`. Raises Failure where a template or a tokenizer fails with the messages."""
     try:
         return write(*messages)
     except Exception as error:
@@ -276,18 +321,18 @@ def contained(write: Callable[..., Any], *messages: Any) -> Any:
 
 
 def seed_of(key: RandomKey, request: Request) -> int:
-    """The seed of an environment's own random numbers."""
+    """Returns the seed of the random numbers of the environment that answers a request's conversation."""
     text = f"{key.seed}:{key.step}:{request.prompt_id}:{request.sample}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def common_prompt(pieces: Sequence[Piece]) -> list[int]:
-    """The tokens that all pieces begin with, before any of them was drawn."""
+    """Returns the tokens that all pieces begin with, up to the first token that the policy sampled in any of them."""
     starts = [piece.token_ids[: piece.drawn.index(True)] for piece in pieces]
-    found = [ids[0] for ids in takewhile(lambda ids: len({*ids}) == 1, zip(*starts, strict=False))]
-    if not found:
+    prompt_ids = [ids[0] for ids in takewhile(lambda ids: len({*ids}) == 1, zip(*starts, strict=False))]
+    if not prompt_ids:
         raise UsageError(
             "data.environment: conversations about one question begin with different tokens; let them begin with the "
             "same message, or with data.system"
         )
-    return found
+    return prompt_ids

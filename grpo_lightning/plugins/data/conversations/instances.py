@@ -1,4 +1,4 @@
-"""Objects that keep a state, each in a process of its own that can be killed."""
+"""Objects that keep a state, each in a separate process that can be killed."""
 
 import base64
 import contextlib
@@ -19,7 +19,8 @@ from grpo_lightning.sandbox.pool import WAITING, LoadError
 from grpo_lightning.sandbox.worker import LOAD_SECONDS, Channel, Outcome, Process, settled
 from grpo_lightning.types import Status, at_least
 
-STARTED_AT_ONCE = 16  # instances started by one request: each closes the sockets of those after it
+STARTED_AT_ONCE = 16
+"""Instances started by one request; each closes the sockets of all later ones in the request."""
 SCRIPT = Path(__file__).parent / "inside" / "instance.py"
 
 
@@ -27,10 +28,14 @@ SCRIPT = Path(__file__).parent / "inside" / "instance.py"
 class Call:
     """A call of a method of one instance."""
 
-    key: int  # the instance
+    key: int
+    """Key of the instance."""
     method: str
+    """Name of the method."""
     arguments: list[Any] = field(default_factory=list)
-    seconds: float | None = None  # of CPU time that it may take; None is as for all
+    """Arguments that JSON can write."""
+    seconds: float | None = None
+    """Limit of the call, in seconds of CPU time; None takes `Limits.seconds`."""
 
 
 @dataclass
@@ -42,20 +47,27 @@ class Limits:
 
     Args:
         max_turns: Most turns of the policy.
-        max_tokens: Most tokens after the prompt, drawn and given; None sets no limit but the model's context.
+        max_tokens: Most tokens after the prompt, sampled and context; None sets no limit but the model's context.
         seconds: CPU seconds that the environment may take per call of a tool, or per turn without calls. A call that
-            waits, for a server or in a sleep, is ended after ten times as long. So other work on the machine ends none.
-        memory_limit_mb: Memory per conversation in MiB, in addition to what imports need (Linux only).
+            waits, for a server or in a sleep, is ended after ten times as long, so other work on the machine ends no
+            call.
+        memory_limit_mb: Memory per conversation in MiB, in addition to the memory that imports need (Linux only).
         max_answer_bytes: Most bytes that the environment may answer to a turn.
-        num_workers: Environments that compute at once. Give more for those that wait for a server.
+        num_workers: Environments that compute at once. Give more for environments that wait for a server.
     """
 
     max_turns: int = 8
+    """Most turns of the policy."""
     max_tokens: int | None = None
+    """Most tokens after the prompt; None sets no limit."""
     seconds: float = 10.0
+    """CPU seconds per call."""
     memory_limit_mb: int = 1024
+    """MiB per conversation."""
     max_answer_bytes: int = 65536
+    """Most bytes of an answer."""
     num_workers: int = 2
+    """Environments that compute at once."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -64,15 +76,17 @@ class Limits:
 
 @dataclass(eq=False)
 class Instances:
-    """Copies of an object, each in a process that can be killed: one that hangs costs nothing but itself.
+    """Copies of an object, each in a process that can be killed: a copy that hangs harms no other.
 
-    A first process imports what the object needs and copies itself by `fork`, which takes about a millisecond. A copy
-    keeps to its limits, and takes every process and temporary file that it has made along when it ends. No file may be
-    larger than the memory it may use. The prototype is pickled, so its class must be in a module.
+    A first process imports the object's modules and copies itself by `fork`, which takes about a millisecond. A copy
+    keeps to its limits. Every process and temporary file that it has made ends with it. No file may be larger than the
+    memory that the copy may use.
     """
 
     prototype: Any
+    """The object that is copied. It is pickled, so its class must be in a module."""
     limits: Limits = field(default_factory=Limits)
+    """Limits of each copy."""
 
     def __post_init__(self) -> None:
         self._origin: _Origin | None = None
@@ -80,31 +94,35 @@ class Instances:
 
     def load(self) -> "_Origin":
         """Starts the first process, unless it runs."""
-        if self._origin is None or self._origin.pid != os.getpid():  # after a fork it belongs to the other process
+        # After a fork the origin belongs to the parent process.
+        if self._origin is None or self._origin.pid != os.getpid():
             self._running.clear()
             self._origin = _Origin(self.prototype, self.limits.memory_limit_mb)
-            weakref.finalize(self, _finish, self._running, self._origin)  # for who forgets `close`
+            weakref.finalize(self, _finish, self._running, self._origin)  # in case `close` is never called
         return self._origin
 
     def start(self, seeds: dict[int, int]) -> None:
         """Starts an instance for each key, whose random numbers begin at its seed."""
         origin = self.load()
         assert not seeds.keys() & self._running.keys(), "end an instance before it begins anew"
-        for first in range(0, len(seeds), STARTED_AT_ONCE):
-            keys = [*seeds][first : first + STARTED_AT_ONCE]
-            with contextlib.suppress(OSError, EOFError):  # their calls will find out
-                started = origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes)
-                self._running |= zip(keys, started, strict=True)
+        for start in range(0, len(seeds), STARTED_AT_ONCE):
+            keys = [*seeds][start : start + STARTED_AT_ONCE]
+            # An instance that does not start is missing; its calls give `crash`.
+            with contextlib.suppress(OSError, EOFError):
+                instances = origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes)
+                self._running |= zip(keys, instances, strict=True)
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
-        """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
+        """Returns the outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
 
         Calls are of different instances. An instance ends with a call whose outcome is neither `ok` nor `error`. A call
-        of one that has ended gives `crash`.
+        of an instance that has ended gives `crash`.
         """
-        done: dict[int, Outcome] = {}
-        waiting, busy = deque(calls), dict[Channel, int]()
+        outcomes: dict[int, Outcome] = {}
+        waiting = deque(calls)
+        busy: dict[Channel, int] = {}  # the keys of the instances that compute, by their channels
         while waiting or busy:
+            # Send calls to as many instances as may compute at once.
             while waiting and len(busy) < self.limits.num_workers:
                 call = waiting.popleft()
                 seconds = self.limits.seconds if call.seconds is None else call.seconds
@@ -114,18 +132,20 @@ class Instances:
                     busy[instance] = call.key
                 else:
                     self.end([call.key])
-                    done[call.key] = Outcome(Status.CRASH)
+                    outcomes[call.key] = Outcome(Status.CRASH)
+
+            # Collect what they answer. The kernel's signal at the limit of CPU time looks like a crash.
             for channel, outcome in settled([*busy]).items():
                 key = busy.pop(channel)
-                done[key] = outcome
+                outcomes[key] = outcome
                 if outcome.status not in (Status.OK, Status.ERROR):
                     exit_codes = self.end([key])
                     if outcome.status == Status.CRASH and exit_codes == [-signal.SIGPROF]:
-                        done[key] = Outcome(Status.TIMEOUT)
-        return [done[call.key] for call in calls]
+                        outcomes[key] = Outcome(Status.TIMEOUT)
+        return [outcomes[call.key] for call in calls]
 
     def end(self, keys: Sequence[int]) -> list[int]:
-        """Ends instances, and returns their exit codes, where they are known. One that has ended is left out."""
+        """Ends instances, and returns their exit codes, if known. Instances that have ended before are left out."""
         ending = [self._running.pop(key) for key in keys if key in self._running]
         for instance in ending:
             instance.socket.close()
@@ -143,15 +163,15 @@ class Instances:
 
 
 class _Instance(Channel):
-    """One process and the socket that it answers on."""
+    """A copy's process, and the socket that it answers on."""
 
-    def __init__(self, pid: int, own: socket.socket, max_bytes: int) -> None:
-        super().__init__(own, max_bytes)
+    def __init__(self, pid: int, local: socket.socket, max_bytes: int) -> None:
+        super().__init__(local, max_bytes)
         self.pid = pid
 
 
 def _finish(running: "dict[int, _Instance]", origin: "_Origin | None") -> None:
-    """Ends instances, and their first process unless this process is a fork of its parent."""
+    """Ends instances and their first process, unless it belongs to the parent of this process."""
     for instance in running.values():
         instance.socket.close()
     running.clear()
@@ -172,7 +192,7 @@ class _Origin(Process):
             raise error if isinstance(error, LoadError) else LoadError(f"{type(error).__name__}: {error}") from error
 
     def ask(self, request: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> Any:
-        """The answer to a request, which may bring sockets along."""
+        """Sends a request, perhaps with sockets, and returns the answer."""
         self.send(request, LOAD_SECONDS, sockets)
         while not (outcome := self.receive()):
             pass
@@ -183,18 +203,18 @@ class _Origin(Process):
         return outcome.value
 
     def start(self, seeds: Sequence[int], max_bytes: int) -> list[_Instance]:
-        """New instances."""
+        """Starts an instance for each seed."""
         pairs = [socket.socketpair() for _ in seeds]
         try:
-            pids = self.ask({"start": [*seeds]}, [other for _, other in pairs])
+            pids = self.ask({"start": [*seeds]}, [remote for _, remote in pairs])
         except BaseException:
-            for own, _ in pairs:
-                own.close()
+            for local, _ in pairs:
+                local.close()
             raise
         finally:
-            for _, other in pairs:
-                other.close()
-        return [_Instance(pid, own, max_bytes) for pid, (own, _) in zip(pids, pairs, strict=True)]
+            for _, remote in pairs:
+                remote.close()
+        return [_Instance(pid, local, max_bytes) for pid, (local, _) in zip(pids, pairs, strict=True)]
 
     def close(self) -> None:
         """Ends the process, and every instance with it."""

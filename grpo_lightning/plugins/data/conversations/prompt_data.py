@@ -1,4 +1,4 @@
-"""Prompts of a task, and what answers the policy."""
+"""Prompts of a task, and the environment that answers the policy."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.tasks.task import Task
 from grpo_lightning.training.task_data import QUESTION, TaskData
-from grpo_lightning.types import Prompt, Question, UsageError, require
+from grpo_lightning.types import Prompt, Question, UsageError
 
 
 class PromptDataModule(TaskData):
@@ -25,12 +25,12 @@ class PromptDataModule(TaskData):
 
     Args:
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all. 0,
-            with `validations`, leaves them alone.
-        environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
-            path of a class whose methods are tools, such as `my_tools.Calculator`, or of a dict of them. By default it
-            is the task, if that is an `Environment` too; else there is one turn.
-        limits: Of a conversation with the environment.
-        validations: Validations beside that on the task's own questions, by name.
+            with `validations`, takes none.
+        environment: Answers the policy, so that a completion has several turns: an `Environment`, or the import path of
+            a class whose methods are tools, such as `my_tools.Calculator`, or of a dict of such classes. By default the
+            task, if it is an `Environment` too; else there is a single turn.
+        limits: Limits of a conversation with the environment.
+        validations: Validations beside the validation on the task's questions, by name.
         chat_template_kwargs: Further variables of the chat template, such as `{enable_thinking: false}`.
     """
 
@@ -52,10 +52,23 @@ class PromptDataModule(TaskData):
         validations: dict[str, Benchmark] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        most = val_limit or None if validations else val_limit
-        prompts = (task, template, template_file, chat, system, answer_prefix, skip_long)
-        super().__init__(*prompts, most, val_batch_size, seed, order, chat_template_kwargs)
-        self.val_limit, self.validations = val_limit, validations or {}
+        super().__init__(
+            task,
+            template,
+            template_file,
+            chat,
+            system,
+            answer_prefix,
+            skip_long,
+            # With further validations, 0 is allowed.
+            val_limit or None if validations else val_limit,
+            val_batch_size,
+            seed,
+            order,
+            chat_template_kwargs,
+        )
+        self.val_limit = val_limit
+        self.validations = validations or {}
         if val_limit == 0:
             self.questions["val"] = []
         connect(self.validations, self)
@@ -65,8 +78,10 @@ class PromptDataModule(TaskData):
             environment = task
         self.conversations: Conversations | None = None
         if environment is not None:
-            several = "with an environment there are several turns; leave it empty"
-            require(not answer_prefix, f"data.answer_prefix={answer_prefix!r}: {several}")
+            if answer_prefix:
+                raise UsageError(
+                    f"data.answer_prefix={answer_prefix!r}: with an environment there are several turns; leave it empty"
+                )
             self.sampler = self.conversations = Conversations(environment, limits, system, chat, chat_template_kwargs)
 
     def load(
@@ -83,24 +98,29 @@ class PromptDataModule(TaskData):
         if self.conversations is not None:
             self.conversations.load(policy.tokenizer)
             self.conversations.check_end(policy.stop_ids)
-        elif named := [reward.name for reward in [*scorer.rewards, grader] if isinstance(reward, EnvironmentReward)]:
-            raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
+        else:
+            for reward in [*scorer.rewards, grader]:
+                if isinstance(reward, EnvironmentReward):
+                    raise UsageError(
+                        f"the reward {reward.name} is that of an environment: set data.environment, or leave it out"
+                    )
         super().load(stage, policy, sampling, scorer, validates, val_sampling, grader)
         if validates and stage in ("fit", "validate"):
             for benchmark in self.validations.values():
                 benchmark.load(policy, sampling)
 
     def render(self, question: Question) -> str:
-        """The text that the model sees; with an environment, that of the question alone."""
+        """Returns the text that the model sees; with an environment, the text of the question alone."""
         if self.conversations is None:
             return super().render(question)
-        self.conversations.environment.tools_for(question)  # refuses one that names no class
-        has_history = bool(question.history) and not isinstance(self.conversations.environment, ToolEnvironment)
-        require(not has_history, f"{question.source}: it is a conversation, which data.environment would not see")
+        environment = self.conversations.environment
+        environment.tools_for(question)  # refuses a question that names no class
+        if question.history and not isinstance(environment, ToolEnvironment):
+            raise UsageError(f"{question.source}: it is a conversation, which data.environment would not see")
         return self.in_template(question)
 
     def prompt(self, question: Question, id: int) -> Prompt:
-        """The question as a prompt; with an environment, the conversation begins with its own tokens."""
+        """Returns the question as a prompt. With an environment, the conversation writes the tokens of its prompt."""
         if self.conversations is None:
             return super().prompt(question, id)
         text = self.render(question)

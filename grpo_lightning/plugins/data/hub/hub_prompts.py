@@ -9,7 +9,7 @@ from grpo_lightning.types import UsageError
 
 
 class HubPrompts(Table):
-    r"""Questions from a dataset of the Hugging Face Hub, or from a folder laid out like one.
+    r"""Takes questions from a dataset of the Hugging Face Hub, or from a folder laid out like a dataset.
 
     All columns but the question and the answer go into the question's metadata.
 
@@ -38,20 +38,22 @@ class HubPrompts(Table):
         max_lines: int | None = None,
     ) -> None:
         super().__init__(question, answer, answer_pattern, max_lines, train=train, val=val, test=test, predict=predict)
-        self.id, self.config, self.revision = id, config, revision
+        self.id = id
+        self.config = config
+        self.revision = revision
 
-    def _table(self, split: Split, given: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
+    def _table(self, split: Split, hub_split: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
         import datasets  # takes a second, which other tasks need not wait for
 
-        if given is None:
+        if hub_split is None:
             raise UsageError(f"data.task.{split} is not set: give the name of a split of {self.id}")
         datasets.disable_progress_bars()
         try:
-            rows = datasets.load_dataset(self.id, self.config, split=given, revision=self.revision)
+            rows = datasets.load_dataset(self.id, self.config, split=hub_split, revision=self.revision)
         except (ConnectionError, datasets.exceptions.DatasetsError, ValueError) as error:
             raise UsageError(
-                f"data.task.id={self.id!r} (config={self.config!r}, {split}={given!r}, revision={self.revision!r}) "
+                f"data.task.id={self.id!r} (config={self.config!r}, {split}={hub_split!r}, revision={self.revision!r}) "
                 f"could not be loaded: {error.__cause__ or error}: fix the name, or download it first if this machine "
                 "is offline"
             ) from error
-        return f"{self.id}/{given}", f"{self.id}/{given}", enumerate(rows, 1)
+        return f"{self.id}/{hub_split}", f"{self.id}/{hub_split}", enumerate(rows, 1)

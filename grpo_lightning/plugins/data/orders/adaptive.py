@@ -1,4 +1,4 @@
-"""The base of orders that depend on rewards: it knows the questions that are asked and not observed yet."""
+"""The base of orders that depend on rewards: it remembers which questions wait for their rewards."""
 
 import logging
 import math
@@ -17,20 +17,26 @@ log = logging.getLogger(__name__)
 
 
 class Adaptive(QuestionOrder):
-    """An order that depends on the rewards of earlier groups. Derive from it: choose a row, learn from a group."""
+    """An order that depends on the rewards of earlier groups. Derive from it, with a `choose` and a `learn`."""
 
     def setup(self, questions: Sequence[Question], seed: int) -> None:
         super().setup(questions, seed)
-        self.asked: dict[int, int] = {}  # the row of each id that is asked and not observed yet
+        self.row_by_id: dict[int, int] = {}
+        """The rows that wait for their rewards, by the id under which each is asked."""
         self.checksum = crc32("".join(question.text for question in questions).encode())
 
     @abstractmethod
     def choose(self, id: int) -> int:
-        """The row that is asked under `id`."""
+        """Returns the row that is asked under `id`."""
 
     @abstractmethod
     def learn(self, row: int, rewards: list[float]) -> None:
-        """Learns from the rewards of one group of this row, of which there is at least one."""
+        """Learns from a group's rewards, of which there is at least one.
+
+        Args:
+            row: The row that the group answers.
+            rewards: Total rewards of its completions, without NaN.
+        """
 
     def learned(self) -> dict[str, float]:
         """Ends the observation of a step; returns the metrics."""
@@ -38,49 +44,50 @@ class Adaptive(QuestionOrder):
 
     def next(self, ids: range) -> list[int]:
         for id in ids:
-            if id not in self.asked:  # what is drawn ahead is asked again after a resume
-                self.asked[id] = self.choose(id)
-        return [self.asked[id] for id in ids]
+            if id not in self.row_by_id:  # an id that was sampled ahead comes a second time after a resume
+                self.row_by_id[id] = self.choose(id)
+        return [self.row_by_id[id] for id in ids]
 
     def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:
-        for id, values in rewards.items():
-            row, scored = self.asked.pop(id, None), [value for value in values if not math.isnan(value)]
+        for id, group_rewards in rewards.items():
+            row = self.row_by_id.pop(id, None)
+            scored = [reward for reward in group_rewards if not math.isnan(reward)]
             if row is not None and scored:
                 self.learn(row, scored)
         return self.learned()
 
     def chance(self, id: int) -> Random:
-        """The random numbers of one id."""
+        """Returns the random numbers of an id."""
         return Random(f"{self.seed} {id}")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"order": type(self).__name__, "checksum": self.checksum, "asked": {**self.asked}}
+        return {"order": type(self).__name__, "checksum": self.checksum, "asked": {**self.row_by_id}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begins anew after another order, and with other questions."""
-        own = type(self).__name__, self.checksum
-        if (state.get("order"), state.get("checksum")) == own:
-            self.asked = {**state["asked"]}
+        """Restores a state of the same order of the same questions; otherwise begins anew, with a warning."""
+        name = type(self).__name__
+        if (state.get("order"), state.get("checksum")) == (name, self.checksum):
+            self.row_by_id = {**state["asked"]}
             self.restore(state)
         else:
-            rank_zero_only(log.warning)(
-                "data.order=%s: other questions or another order before: it begins anew", own[0]
-            )
+            rank_zero_only(log.warning)("data.order=%s: other questions or another order before: it begins anew", name)
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what the order's own `state_dict` adds."""
+        """Restores the entries that the derived class adds to `state_dict`."""
 
 
-class Stream:
-    """The endless shuffled stream of some rows, and how many of them were taken."""
+class RowStream:
+    """An endless shuffled stream of some rows."""
 
     def __init__(self, questions: Sequence[Question], rows: Iterable[int], seed: int) -> None:
-        self.rows, self.taken, self._order = [*rows], 0, Shuffled()
+        self.rows = [*rows]
+        self.num_taken = 0
+        self._order = Shuffled()
         self._order.setup([questions[row] for row in self.rows], seed)
 
     def take(self) -> int:
-        """The next row."""
-        [index] = self._order.next(range(self.taken, self.taken + 1))
-        self.taken += 1
+        """Takes the next row."""
+        [index] = self._order.next(range(self.num_taken, self.num_taken + 1))
+        self.num_taken += 1
         return self.rows[index]

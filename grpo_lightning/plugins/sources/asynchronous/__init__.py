@@ -1,1 +1,1 @@
-"""Asynchronous runs: rollouts of later steps are drawn while a step is trained."""
+"""Asynchronous runs: rollouts of later steps are sampled while a step is trained."""

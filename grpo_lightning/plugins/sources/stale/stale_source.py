@@ -1,4 +1,4 @@
-"""A source of rollouts whose policy is some steps old, without any other difference."""
+"""A source of rollouts from a policy that is some steps old, and otherwise like `Synchronous`."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -21,28 +21,30 @@ class EarlierWeights(NamedTuple):
     """The trained weights as they were at the start of a step."""
 
     step: int
-    version: int  # `Policy.version` of them
+    """The step that began with the weights."""
+    version: int
+    """`Policy.version` of the weights."""
     weights: dict[str, Tensor]
-    """By their names in the policy. Sharded ones are sharded; read from a checkpoint they are whole."""
+    """Trained tensors by their names in the policy: sharded as there, or full when read from a checkpoint."""
 
     @contextmanager
     def put_into(self, policy: Policy) -> Iterator[None]:
-        """The policy has these weights and their version inside, and its own again afterwards, bit for bit."""
+        """Gives the policy these weights and their version inside, and restores it afterwards, bit for bit."""
         with trained_tensors(policy, self.weights), replaced(policy, version=self.version):
             yield
 
 
 class StaleSource(Synchronous):
-    """Samples from the policy as it was `lag` steps ago: what an asynchronous run learns from, and nothing else.
+    """Samples from the policy as it was `lag` steps ago, to study the staleness of asynchronous runs alone.
 
-    With an exact engine the log-probs it records are those of the old weights. So staleness alone can be studied,
-    without numeric mismatch and without a second device. The first steps have the oldest policy there is, the initial
-    one. π_old is the sampler by default; `model.old_policy: Proximal` leaves the lag to `objective.correction`.
+    With an exact engine the recorded log-probs are exactly the old policy's: there is no numeric mismatch, and no need
+    for a second device. The first `lag` steps sample from the initial policy. π_old is the sampler by default;
+    `model.old_policy: Proximal` leaves the lag to `objective.correction`.
 
-    It keeps the trained weights of `lag` steps, also in checkpoints, so that a resumed run goes on exactly.
+    The source keeps the trained weights of `lag` steps, also in checkpoints, so that a resumed run continues exactly.
 
     Args:
-        lag: k, the steps between the policy that samples and the one that learns. 0 is `Synchronous`.
+        lag: k, the steps between the policy that samples and the policy that learns. 0 is `Synchronous`.
     """
 
     def __init__(self, lag: int = 1) -> None:
@@ -50,11 +52,13 @@ class StaleSource(Synchronous):
         at_least("loop.source.lag", lag, 0)
         self.lag = lag
         self.is_late = lag > 0
-        self.num_copies = lag + 1 if lag else 0  # the current weights too, while the old ones are in use
-        self.earlier: deque[EarlierWeights] = deque(maxlen=lag)  # the weights of the last steps, the oldest first
+        self.num_copies = lag + 1 if lag else 0  # the current weights are copied too, while old weights are in use
+        self.earlier: deque[EarlierWeights] = deque(maxlen=lag)
+        """The weights of the last steps, the oldest first."""
 
     def next(self, step: int) -> Exploration:
-        policy, oldest = self.inputs.policy, self.earlier[0] if self.earlier else None
+        policy = self.inputs.policy
+        oldest = self.earlier[0] if self.earlier else None
         with oldest.put_into(policy) if oldest else nullcontext():
             exploration = super().next(step)
         metrics = {**exploration.metrics, "rollout/lag": step - oldest.step if oldest else 0}
@@ -63,7 +67,7 @@ class StaleSource(Synchronous):
         return replace(exploration, metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stream of questions, and the weights of the last steps. Every rank must call it."""
+        """Returns the place in the stream of questions, and the weights of the last steps. Every rank must call it."""
         states = []
         for earlier in self.earlier:
             weights = {name: assembled(value).cpu() for name, value in earlier.weights.items()}
@@ -71,6 +75,6 @@ class StaleSource(Synchronous):
         return super().state_dict() | {"earlier": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there, with as many of the weights as the lag now needs; too few lag less for some steps."""
+        """Continues with as many of the saved weights as the lag now needs; with too few, some steps lag less."""
         super().load_state_dict(state)
         self.earlier = deque((EarlierWeights(**weights) for weights in state.get("earlier", [])), maxlen=self.lag)

@@ -24,7 +24,7 @@ def chart_tags(folder: Path) -> list[list[str]]:
     return [[*chart.multiline.tag] for chart in category.chart]
 
 
-def test_reward_and_validation_come_first_and_the_page_has_charts_of_what_the_run_logs(tmp_path: Path) -> None:
+def test_reward_and_validation_come_first_and_charts_hold_logged_metrics(tmp_path: Path) -> None:
     trainer = {"logger": Board(tmp_path, name="", version=""), "limit_val_batches": 1.0, "max_epochs": 1}
     fit(tmp_path, [FirstLook()], objective=Objective(beta=0.1), trainer=trainer)
     events = events_of(tmp_path)

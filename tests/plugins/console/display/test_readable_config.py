@@ -46,7 +46,7 @@ def _callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_run_goes_on_with_its_config_whatever_the_defaults_of_its_callbacks(grpo: Grpo) -> None:
+def test_a_run_goes_on_with_its_config_and_any_defaults_of_callbacks(grpo: Grpo) -> None:
     own = ["--trainer.callbacks+=objects.Defaults", "--trainer.callbacks.size=4"]
     timer = ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00"]
     grpo.ok("fit", *own, *timer)

@@ -43,17 +43,17 @@ def test_a_duration_is_read_at_a_glance() -> None:
 def test_the_time_left_is_that_of_the_steps_left_and_ends_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(paces, "perf_counter", lambda: now[0])
-    pace = Pace(done=4, total=10)
-    assert pace.left is None
+    pace = Pace(num_done=4, total=10)
+    assert pace.seconds_left is None
     for now[0] in (102.0, 108.0):
-        pace.done += 1
-    assert pace.left == 4 * 4
+        pace.num_done += 1
+    assert pace.seconds_left == 4 * 4
     metrics = {"reward/mean": 0.914, "rollout/length_mean": 14.25, "time/explore": 1.24, "time/optimise": 0.61}
     scores = {"avg@8": 0.7249, "greedy": 0.98}
     assert line(pace, metrics | {"time/reward": 0.01}, scores) == (
         "step 6/10: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, greedy 0.98; 0:00:16 left"
     )
-    assert Pace(0, -1).left is None and Pace(0, None).left is None
+    assert Pace(0, -1).seconds_left is None and Pace(0, None).seconds_left is None
 
 
 class Asks(Task):

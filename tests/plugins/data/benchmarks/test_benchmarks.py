@@ -21,9 +21,9 @@ def layer(folder: Path, text: str) -> str:
 
 
 def test_a_benchmark_measures_as_validation_does(tmp_path: Path, grpo: Grpo, caplog: pytest.LogCaptureFixture) -> None:
-    """The same questions, judge and sampling give the same numbers under another name."""
+    """The same questions, grader and sampling give the same numbers under another name."""
     grader = "{class_path: FormatReward, init_args: {pattern: '.*[a-m]+.*'}}"
-    config = layer(tmp_path, f"{{same: {{task: {SAME}, judge: {grader}, samples: 2}}}}")
+    config = layer(tmp_path, f"{{same: {{task: {SAME}, grader: {grader}, samples: 2}}}}")
     watched = "--checkpoint.monitor=val/same/avg@2"
     code, _, err = grpo("fit", f"--config={config}", LETTERS, "--trainer.max_epochs=2", watched)
     assert code == 0, err
@@ -36,7 +36,7 @@ def test_a_benchmark_measures_as_validation_does(tmp_path: Path, grpo: Grpo, cap
 
 def test_a_benchmark_is_asked_when_it_is_due(tmp_path: Path, grpo: Grpo) -> None:
     """Before the first step, and after those whose number is a multiple of `every`; the main validation may be off."""
-    rare = f"{{rare: {{task: {SAME}, judge: FormatReward, samples: 1, every: 2, limit: 3}}}}"
+    rare = f"{{rare: {{task: {SAME}, grader: FormatReward, samples: 1, every: 2, limit: 3}}}}"
     code, _, err = grpo("fit", f"--config={layer(tmp_path, rare)}", "--trainer.max_epochs=3", "--data.val_limit=0")
     assert code == 0, err
     found = scalars(tmp_path / "run")
@@ -46,7 +46,7 @@ def test_a_benchmark_is_asked_when_it_is_due(tmp_path: Path, grpo: Grpo) -> None
 
 @pytest.mark.usefixtures("grpo")
 def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = layer(tmp_path, f"{{one: {{task: {SAME}, judge: FormatReward}}, two: {{task: Arithmetic}}}}")
+    config = layer(tmp_path, f"{{one: {{task: {SAME}, grader: FormatReward}}, two: {{task: Arithmetic}}}}")
     sizes = ["--samples=2", "--limit=4", "--model.sampling.max_new_tokens=4", "-o", "found.json"]
     assert answer(["evaluate", "policy", "--benchmarks", config, *sizes]) is None
     assert sys.argv.index("--model.engine.packed") < sys.argv.index("--config")  # so that a configuration wins
@@ -61,10 +61,10 @@ def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{{a b: {{task: {SAME}, judge: FormatReward}}}}", "data.validations.a b: give a name of letters"),
+        (f"{{a b: {{task: {SAME}, grader: FormatReward}}}}", "data.validations.a b: give a name of letters"),
         (f"{{one: {{task: {SAME}}}}}", "set data.validations.one.grader: JsonPrompts names none"),
-        (f"{{one: {{task: {SAME}, judge: FormatReward, samples: 0}}}}", "data.validations.one.samples=0: give 1"),
-        ("{one: {task: JsonPrompts, judge: FormatReward}}", "data.validations.one: data.task.test is not set"),
+        (f"{{one: {{task: {SAME}, grader: FormatReward, samples: 0}}}}", "data.validations.one.samples=0: give 1"),
+        ("{one: {task: JsonPrompts, grader: FormatReward}}", "data.validations.one: data.task.test is not set"),
     ],
 )
 def test_a_mistake_names_the_benchmark(tmp_path: Path, grpo: Grpo, text: str, message: str) -> None:

@@ -27,6 +27,12 @@ def decoded(tokenizer: Any, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
+def followed(dialogue: Dialogue, messages: list[Message], sampled_ids: list[int], *answers: Message) -> str | None:
+    """The text of the tokens that follow a turn; None for a branch."""
+    ids = dialogue.follow(messages, sampled_ids, answers)
+    return None if ids is None else decoded(dialogue.tokenizer, ids)
+
+
 def rendered(tokenizer: Any, messages: list[Message], tools: Any = None) -> str:
     return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
 
@@ -38,10 +44,9 @@ def test_gemma_gets_the_turns_that_it_takes() -> None:
     system: Message = {"role": "system", "content": "Add."}
     first = dialogue.start([system, user("12+30?")])
     assert decoded(tokenizer, first) == rendered(tokenizer, [user("Add.\n\n12+30?")])
-    drawn = tokenizer.encode("?<end_of_turn>", add_special_tokens=False)
-    given = dialogue.follow([system, user("12+30?")], drawn, [tool("1"), tool("2"), user("So?")])
-    assert given is not None
-    assert decoded(tokenizer, given) == "\n<start_of_turn>user\n1\n\n2\n\nSo?<end_of_turn>\n<start_of_turn>model\n"
+    sampled_ids = tokenizer.encode("?<end_of_turn>", add_special_tokens=False)
+    text = followed(dialogue, [system, user("12+30?")], sampled_ids, tool("1"), tool("2"), user("So?"))
+    assert text == "\n<start_of_turn>user\n1\n\n2\n\nSo?<end_of_turn>\n<start_of_turn>model\n"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -105,8 +110,7 @@ def test_a_template_that_reads_parts_gets_parts() -> None:
     dialogue = Dialogue(tokenizer)
     asked: Message = {"role": "system", "content": "Add."}
     assert decoded(tokenizer, dialogue.start([asked, user("12")])) == "<system>Add.<user>12<assistant>"
-    given = dialogue.follow([user("12")], tokenizer.encode("?"), [tool("3")])
-    assert given is not None and decoded(tokenizer, given) == "<tool>3<assistant>"
+    assert followed(dialogue, [user("12")], tokenizer.encode("?"), tool("3")) == "<tool>3<assistant>"
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
     with pytest.raises(UsageError, match=r"leaves out the messages of the user: change chat_template.jinja"):
         Dialogue(tokenizer)
@@ -119,7 +123,7 @@ def test_a_dialogue_begins_on_the_same_day_always() -> None:
 
 
 @pytest.mark.parametrize("has_template", [True, False])
-def test_what_a_tokenizer_adds_stands_before_a_plain_dialogue_and_not_after_it(has_template: bool) -> None:
+def test_a_plain_dialogue_has_the_tokenizers_beginning_but_not_its_end(has_template: bool) -> None:
     """With `data.chat=false` as without one, whether the tokenizer has a chat template or not."""
     tokenizer = chat_tokenizer("llama_3")
     begin, end = (tokenizer.convert_tokens_to_ids(name) for name in ("<|begin_of_text|>", "<|eot_id|>"))
@@ -130,7 +134,10 @@ def test_what_a_tokenizer_adds_stands_before_a_plain_dialogue_and_not_after_it(h
     variables = {"chat_template": PLAIN}
     if not has_template:
         tokenizer.chat_template, variables = None, {}
-    assert Dialogue(tokenizer, (), variables).start([user("12")]) == [begin, *bare]
+    dialogue = Dialogue(tokenizer, (), variables)
+    assert dialogue.start([user("12")]) == [begin, *bare]
+    context_ids = dialogue.follow([user("12")], bare, [user("34")])
+    assert context_ids is not None and begin not in context_ids
 
 
 PIECES = ["42", "12 + 30", "é€😀", "日本", " ", "\n", "", '<tool_call>\n{"name": "add"}\n</tool_call>', "the tool", "a"]
@@ -186,26 +193,14 @@ def test_without_a_chat_template_the_text_is_plain() -> None:
     first = dialogue.start([user("12+30=")])
     assert first == tokenizer.encode("12+30=")  # the prompt of data.chat=false
     assert "".join(tokenizer.convert_ids_to_tokens(first)) == "12+30="
-    drawn = tokenizer.encode("<think>12+30</think>")
-    given = dialogue.follow([user("12+30=")], drawn, [tool("42")])
-    assert given is not None and decoded(tokenizer, given) == "<eos>\n42\n"
-    given = dialogue.follow([user("12+30=")], [*drawn, tokenizer.eos_token_id], [tool("42")])
-    assert given is not None and decoded(tokenizer, given) == "\n42\n"
+    sampled_ids = tokenizer.encode("<think>12+30</think>")
+    assert followed(dialogue, [user("12+30=")], sampled_ids, tool("42")) == "<eos>\n42\n"
+    assert followed(dialogue, [user("12+30=")], [*sampled_ids, tokenizer.eos_token_id], tool("42")) == "\n42\n"
     assert decoded(tokenizer, dialogue.start([{"role": "system", "content": "Add."}, user("1+1=")])) == "Add.\n1+1=\n"
     # A character that it cannot spell, and a tokenizer without an end.
-    assert dialogue.follow([user("1+1=")], drawn, [tool("é")]) is not None
+    assert followed(dialogue, [user("1+1=")], sampled_ids, tool("é")) is not None
     tokenizer.eos_token = None
-    given = Dialogue(tokenizer).follow([user("12+30=")], drawn, [tool("42")])
-    assert given is not None and decoded(tokenizer, given) == "\n42\n"
-
-
-def test_a_plain_text_has_the_beginning_that_the_tokenizer_writes() -> None:
-    tokenizer = byte_level("gemma")
-    tokenizer.add_bos_token = True
-    dialogue = Dialogue(tokenizer)
-    assert dialogue.start([user("Q")]) == tokenizer.encode("Q")
-    given = dialogue.follow([user("Q")], tokenizer.encode("A", add_special_tokens=False), [user("R")])
-    assert given is not None and tokenizer.bos_token_id not in given
+    assert followed(Dialogue(tokenizer), [user("12+30=")], sampled_ids, tool("42")) == "\n42\n"
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{{ messages[7].content }}", "{% for %}"])
@@ -223,9 +218,9 @@ def test_a_role_that_is_left_out_is_the_users() -> None:
         "{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
     )
     dialogue = Dialogue(tokenizer)
-    given = dialogue.follow([{"role": "system", "content": "S"}, user("Q")], tokenizer.encode("A"), [tool("42")])
-    assert given is not None and decoded(tokenizer, given) == "<|im_end|>[42]"
-    assert decoded(tokenizer, dialogue.start([{"role": "system", "content": "S"}, user("Q")])) == "[S][Q]"
+    messages: list[Message] = [{"role": "system", "content": "S"}, user("Q")]
+    assert followed(dialogue, messages, tokenizer.encode("A"), tool("42")) == "<|im_end|>[42]"
+    assert decoded(tokenizer, dialogue.start(messages)) == "[S][Q]"
 
 
 def test_a_tokenizer_that_leaves_out_the_first_space() -> None:
@@ -238,11 +233,6 @@ def test_a_tokenizer_that_leaves_out_the_first_space() -> None:
         "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
     )
     dialogue, messages = Dialogue(tokenizer), [user("Q")]
-    for answer, is_branch in ((" 42", False), ("42", True), ("  42", True)):
-        drawn = tokenizer.encode(answer, add_special_tokens=False)
-        given = dialogue.follow(messages, drawn, [user("R")])
-        assert (given is None) == is_branch
-        if given is not None:
-            assert tokenizer.decode(dialogue.start(messages) + drawn + given) == (
-                "<bos>[INST] Q [/INST] 42<end_of_turn>[INST] R [/INST]"
-            )
+    for answer, expected in ((" 42", "<end_of_turn>[INST] R [/INST]"), ("42", None), ("  42", None)):
+        sampled_ids = tokenizer.encode(answer, add_special_tokens=False)
+        assert followed(dialogue, messages, sampled_ids, user("R")) == expected

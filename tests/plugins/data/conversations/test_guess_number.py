@@ -14,7 +14,7 @@ def play(game: GuessNumber, number: int, *guesses: str) -> list[Turn]:
     return [game.step({"role": "assistant", "content": guess}) for guess in guesses]
 
 
-def test_it_answers_higher_and_lower_until_the_number_is_found_or_no_guess_is_left() -> None:
+def test_it_answers_until_the_number_is_found_or_no_guess_is_left() -> None:
     turns = play(GuessNumber(31, 5), 20, "16", " 24 ", "²", "20")
     assert [turn.messages[0]["content"] for turn in turns] == ["higher", "lower", "a number from 1 to 31", "found"]
     assert [(turn.reward, turn.done) for turn in turns] == [(0, False), (0, False), (0, False), (1, True)]

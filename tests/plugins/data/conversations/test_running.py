@@ -1,6 +1,7 @@
 """Conversations of a scripted policy: turns, tools, limits, and failures of the environment."""
 
 from collections.abc import Callable, Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,14 @@ def talk(policy: Policy) -> Iterator[Callable[..., list[Sample]]]:
         conversations = Conversations(environment, Limits(**{"seconds": 0.5} | limits))
         opened.append(conversations)
         conversations.load(policy.tokenizer)
-        asked = [Question("guess", answer, metadata={"environment": answer}) for answer in answers]
-        prompts = [Prompt(row, "guess", [9], question) for row, question in enumerate(asked)]
-        return drawn_by(conversations, engine, policy, prompts, Sampling(max_new_tokens=30))
+        questions = [Question("guess", answer, metadata={"environment": answer}) for answer in answers]
+        prompts = [Prompt(row, "guess", [9], question) for row, question in enumerate(questions)]
+        samples = dict(conversations.draw(engine, policy, prompts, 1, Sampling(max_new_tokens=30), RandomKey(1, 2)))
+        return [samples[row] for row in range(len(prompts))]
 
     yield talk
     for conversations in opened:
         conversations.close()
-
-
-def drawn_by(conversations: Conversations, engine: Any, policy: Policy, prompts: Any, sampling: Sampling) -> Any:
-    """A sample per prompt, in their order."""
-    ended = dict(conversations.draw(engine, policy, prompts, 1, sampling, RandomKey(1, 2)))
-    return [ended[row] for row in range(len(prompts))]
 
 
 def halving(request: Request, text: str) -> str:
@@ -82,9 +78,9 @@ def test_turns_alternate_and_every_token_is_marked(policy: Policy, talk: Any) ->
     (sample,) = talk(Guess(), halving, "7")
     assert whole(policy, sample) == "guess5<eos>\nh\n8<eos>\nl\n7<eos>"
     (piece,) = sample.conversation.pieces
-    drawn = [id for id, own in zip(piece.token_ids, piece.drawn, strict=True) if own]
-    assert policy.tokenizer.decode(drawn) == "5<eos>8<eos>7<eos>"
-    assert drawn == sample.token_ids
+    sampled_ids = [*compress(piece.token_ids, piece.drawn)]
+    assert policy.tokenizer.decode(sampled_ids) == "5<eos>8<eos>7<eos>"
+    assert sampled_ids == sample.token_ids
     assert sample.conversation.ends == [1, 3, 5]
     assert sample.conversation.rewards == pytest.approx([0.8, 0.9, 1.0])
     assert sample.conversation.num_given == 6
@@ -94,15 +90,15 @@ def test_turns_alternate_and_every_token_is_marked(policy: Policy, talk: Any) ->
     assert [message["content"] for message in sample.conversation.messages] == ["guess", "5", "h", "8", "l", "7", "l"]
 
 
-def test_positions_are_those_among_all_drawn_tokens(talk: Any) -> None:
-    seen: list[tuple[int, int]] = []
+def test_positions_count_sampled_tokens(talk: Any) -> None:
+    positions: list[tuple[int, int]] = []
 
     def script(request: Request, text: str) -> str:
-        seen.append((len(request.token_ids), request.position))
+        positions.append((len(request.token_ids), request.position))
         return halving(request, text)
 
     talk(Guess(), script, "7")
-    assert seen == [(5, 0), (10, 2), (15, 4)]
+    assert positions == [(5, 0), (10, 2), (15, 4)]
 
 
 def test_conversations_of_different_lengths_do_not_matter_to_each_other(policy: Policy, talk: Any) -> None:
@@ -179,13 +175,13 @@ def test_a_class_of_trl_is_called_by_the_policy(policy: Policy, talk: Any) -> No
 def test_a_dict_as_trl_has_it_gives_each_question_its_class_and_tools(talk: Any) -> None:
     environment = ToolEnvironment("helpers.guessing.FACTORIES")
     script: Script = lambda request, text: "<tool>1</tool>" if text.count("\n") < 4 else "ok"  # noqa: E731
-    talks = [sample.conversation for sample in talk(environment, script, "4567")]
-    assert [one.outcome for one in talks] == [2.0, 2.0, None, None]  # of a class, an async one, and two without rewards
-    assert [(one.num_calls, one.num_failed_calls) for one in talks] == [(2, 0), (2, 0), (2, 0), (0, 0)]
-    assert talks[2].messages[2]["content"] == "1"
-    assert not any(one.error for one in talks)
-    begun = [one.messages[0]["content"] for one in talks]
-    assert begun == ["guess Start at 0.", "guess", "guess", "guess['answer', 'prompt', 'question']"]
+    conversations = [sample.conversation for sample in talk(environment, script, "4567")]
+    calls = [(c.outcome, c.num_calls, c.num_failed_calls, c.error) for c in conversations]
+    # Of a class, an async class, and two without rewards.
+    assert calls == [(2.0, 2, 0, ""), (2.0, 2, 0, ""), (None, 2, 0, ""), (None, 0, 0, "")]
+    assert conversations[2].messages[2]["content"] == "1"
+    first_texts = [conversation.messages[0]["content"] for conversation in conversations]
+    assert first_texts == ["guess Start at 0.", "guess", "guess", "guess['answer', 'prompt', 'question']"]
     with pytest.raises(UsageError, match=r"FACTORIES: question .* has environment='8'; give .* one of 4, 5, 6, 7"):
         talk(environment, script, "8")
 

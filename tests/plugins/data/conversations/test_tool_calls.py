@@ -69,11 +69,11 @@ def hermes(body: str) -> str:
 
 def error_of(form: ToolFormat, text: str, tools: Any = TOOLS) -> str:
     """The one error in a text, of which the policy reads one short sentence."""
-    (found,) = form.find(text, tools)
-    assert isinstance(found, BadCall), found
-    assert found.error.startswith("Error: ") and found.error.endswith(".")
-    assert len(found.error) < 400 and found.error.encode()
-    return found.error
+    (call,) = form.find(text, tools)
+    assert isinstance(call, BadCall), call
+    assert call.error.startswith("Error: ") and call.error.endswith(".")
+    assert len(call.error) < 400 and call.error.encode()
+    return call.error
 
 
 def test_calls_of_qwen() -> None:
@@ -121,22 +121,19 @@ def test_calls_of_small_models() -> None:
 
 
 BAD_TAGS = [
-    ("sub 1 2", "there is no tool 'sub'; the tools are add, look, evaluate, now"),
-    ("", "there is no tool ''; the tools are"), ("add 1", "add lacks the argument b"),
-    ("add", "add lacks the argument a"), ("add 1 x", "not valid JSON"), ("add 1 2 3", "not valid JSON (Extra data"),
-    ("now and then", "now has no argument"), ("look it 2 true up x", "not valid JSON"),
+    (TOOLS, "sub 1 2", "there is no tool 'sub'; the tools are add, look, evaluate, now"),
+    (TOOLS, "", "there is no tool ''; the tools are"), (TOOLS, "add 1", "add lacks the argument b"),
+    (TOOLS, "add", "add lacks the argument a"), (TOOLS, "add 1 x", "not valid JSON"),
+    (TOOLS, "add 1 2 3", "not valid JSON (Extra data"), (TOOLS, "now and then", "now has no argument"),
+    (TOOLS, "look it 2 true up x", "not valid JSON"),
+    ([ADD], "add 1 2", "Error: the call is not valid JSON"), ([NOW], "x", "now has no argument"),
+    ([], "x", "there is no tool 'x'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "error"), BAD_TAGS)
-def test_bad_calls_of_small_models(body: str, error: str) -> None:
-    assert error in error_of(PlainTag(), f"<tool>{body}</tool>")
-
-
-def test_a_bad_call_of_the_only_tool() -> None:
-    assert error_of(PlainTag(), "<tool>add 1 2</tool>", [ADD]).startswith("Error: the call is not valid JSON")
-    assert "now has no argument" in error_of(PlainTag(), "<tool>x</tool>", [NOW])
-    assert "there is no tool 'x'" in error_of(PlainTag(), "<tool>x</tool>", [])
+@pytest.mark.parametrize(("tools", "body", "error"), BAD_TAGS)
+def test_bad_calls_of_small_models(tools: Any, body: str, error: str) -> None:
+    assert error in error_of(PlainTag(), f"<tool>{body}</tool>", tools)
 
 
 def arguments(text: str) -> str:
@@ -191,11 +188,8 @@ def test_calls_beyond_the_limit_are_one_error(max_calls: int) -> None:
         *calls, beyond = form.find(text * 50_000, TOOLS)
         assert calls == [GOOD] * max_calls
         assert beyond == BadCall(f"Error: a turn may make {max_calls} calls; the others were not made.")
-
-
-def test_bad_calls_count_too() -> None:
-    found = HermesJson(2).find("<tool_call>" * 50_000, TOOLS)
-    assert len(found) == 3 and all(isinstance(one, BadCall) for one in found)
+    # Bad calls count too.
+    assert [*map(type, HermesJson(max_calls).find("<tool_call>" * 50_000, TOOLS))] == [BadCall] * (max_calls + 1)
 
 
 ALPHABET = ["<tool_call>", "</tool_call>", "<tool>", "</tool>", "<|python_tag|>", "</think>", '"name"', '"arguments"']
@@ -223,20 +217,17 @@ def test_no_text_raises_an_exception(form: ToolFormat) -> None:
     assert bad > 0 and good > 0
 
 
-def test_the_descriptions_in_full() -> None:
+def test_descriptions_have_the_form_and_the_tools() -> None:
     assert PlainTag().describe([EVALUATE]) == "The tools:\n<tool>expression</tool> The value of an expression."
     first, line = LlamaJson().describe([NOW]).splitlines()
     assert first == 'To call a tool, write {"name": NAME, "parameters": {ARGUMENT: VALUE}}. The tools:'
     assert json.loads(line)["name"] == "now"
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_the_format_of_a_template(name: str) -> None:
-    expected = {"qwen_2_5": HermesJson, "qwen_3": HermesJson, "llama_3": LlamaJson}.get(name, PlainTag)
-    assert type(ToolFormat.for_tokenizer(chat_tokenizer(name))) is expected
-
-
-def test_a_tokenizer_without_a_template_and_one_with_another_form() -> None:
+def test_the_format_is_that_of_the_template() -> None:
+    expected = {"qwen_2_5": HermesJson, "qwen_3": HermesJson, "llama_3": LlamaJson}
+    for name in TEMPLATES:
+        assert type(ToolFormat.for_tokenizer(chat_tokenizer(name))) is expected.get(name, PlainTag), name
     assert type(ToolFormat.for_tokenizer(make_tokenizer())) is PlainTag
     tokenizer = byte_level("chatml")
     tokenizer.chat_template = "{% for t in tools %}<tool_call><function={{ t.name }}>{% endfor %}"

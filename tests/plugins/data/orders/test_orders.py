@@ -44,21 +44,20 @@ def rewards_of(id: int, row: int) -> list[float]:
     return [math.nan, *values[1:]] if chance.random() < 0.1 else values
 
 
-def walk(order: QuestionOrder, steps: int, lag: int, known: dict[int, int], saved: dict[int, bytes]) -> list[Any]:
-    """Asks two rounds per step and observes `lag` steps later; keeps the state after each step."""
-    seen: list[Any] = []
-    for step in range(len(saved), steps):
+def walk(order: QuestionOrder, first_step: int, lag: int, row_by_id: dict[int, int], states: list[bytes]) -> list[Any]:
+    """Asks two rounds per step and observes `lag` steps later, up to step 12; appends the state after each step."""
+    results: list[Any] = []
+    for step in range(first_step, 12):
         for ids in (range(step * 5, step * 5 + 3), range(step * 5 + 3, step * 5 + 5)):
-            rows = order.next(ids)
-            known |= dict(zip(ids, rows, strict=True))
-            seen.append(rows)
+            results.append(order.next(ids))
+            row_by_id |= dict(zip(ids, results[-1], strict=True))
         if step >= lag:
-            done = range((step - lag) * 5, (step - lag) * 5 + 5)
-            seen.append(order.observe({id: rewards_of(id, known[id]) for id in done}))
+            start = (step - lag) * 5
+            results.append(order.observe({id: rewards_of(id, row_by_id[id]) for id in range(start, start + 5)}))
         file = io.BytesIO()
         torch.save(order.state_dict(), file)
-        saved[step] = file.getvalue()
-    return seen
+        states.append(file.getvalue())
+    return results
 
 
 def test_every_order_is_here() -> None:
@@ -68,15 +67,15 @@ def test_every_order_is_here() -> None:
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_saved_state_goes_on_where_it_was(name: str, lag: int) -> None:
-    saved: dict[int, bytes] = {}
-    known: dict[int, int] = {}
-    whole = walk(set_up(ORDERS[name]()), 12, lag, known, saved)
-    assert all(0 <= row < 20 for row in known.values())
+    row_by_id: dict[int, int] = {}
+    states: list[bytes] = []
+    expected = walk(set_up(ORDERS[name]()), 0, lag, row_by_id, states)
+    assert all(0 <= row < 20 for row in row_by_id.values())
     for cut in (1, 5, 9):
         order = set_up(ORDERS[name]())
-        order.load_state_dict(torch.load(io.BytesIO(saved[cut - 1]), weights_only=True))
-        on = walk(order, 12, lag, {**known}, {step: saved[step] for step in range(cut)})
-        assert on == whole[-len(on) :] and on
+        order.load_state_dict(torch.load(io.BytesIO(states[cut - 1]), weights_only=True))
+        actual = walk(order, cut, lag, {**row_by_id}, [])
+        assert actual == expected[-len(actual) :] and actual
 
 
 def test_an_order_begins_anew_with_other_questions_and_after_another_order(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +105,7 @@ def test_pools_by_pass_rate() -> None:
         assert order.next(range(11, 12)) != [row]  # it waits for its rewards
         order.observe({10: [], 11: []})
     # 3/4 * 0 + 1/4 * 1 is middling, and so is 3/4 * 1 + 1/4 * 0: a question comes back as the policy changes.
-    order.asked = {20: hard, 21: easy, 22: middling}
+    order.row_by_id = {20: hard, 21: easy, 22: middling}
     order.observe({20: [1.0], 21: [0.0], 22: [1.0]})
     assert [float(order.rate[row]) for row in (hard, easy, middling)] == [0.25, 0.75, 0.625]
     assert torch.isnan(order.rate[failed])
@@ -135,7 +134,7 @@ def test_what_was_rarely_solved_is_asked_again() -> None:
     assert order.observe(dict(enumerate(values))) == {"order/waiting": 3}
     assert order.next(range(5, 10)) == [stream[1], stream[2], stream[4], stream[5], stream[6]]
     assert order.observe({5: [0, 1, 0, 0], 6: [1, 1, 1, 1]}) == {"order/waiting": 1}
-    order.asked[10] = stream[1]  # while it waits already
+    order.row_by_id[10] = stream[1]  # while it waits already
     assert order.observe({10: [0, 1, 0, 0]}) == {"order/waiting": 1}
     rare = set_up(Replayed(fraction=0.0))
     rare.waiting = [3]

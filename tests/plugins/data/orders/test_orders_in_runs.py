@@ -1,5 +1,6 @@
 """Orders of questions in whole runs: killed and resumed, late rollouts, two ranks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ def a_fifth(sample: Sample, share: float) -> float:
 
 
 class Noted(DifficultyPools):
-    """Notes what it was told."""
+    """Notes the rewards that it observes."""
 
     def setup(self, questions: Any, seed: int) -> None:
         super().setup(questions, seed)
-        self.told: list[dict[int, list[float]]] = []
+        self.observed: list[dict[int, list[float]]] = []
 
     def observe(self, rewards: Any) -> dict[str, float]:
-        self.told.append({**rewards})
+        self.observed.append({**rewards})
         return super().observe(rewards)
 
 
@@ -48,22 +49,20 @@ def orders() -> list[QuestionOrder]:
     return [DifficultyPools(), Replayed(fraction=0.8), Curriculum("level", [0, 1], accuracy=0.3, window=4)]
 
 
-@pytest.mark.parametrize("which", range(3))
-def test_resumes_with_rounds_and_late_rollouts(tmp_path: Path, which: int) -> None:
+LATE: dict[str, Callable[[], dict[str, Any]]] = {
+    "rounds": lambda: {"loop": {"dynamic_sampling": DynamicSampling(max_rounds=3), "source": StaleSource(2)}},
+    "ahead": lambda: {"loop": {"source": OneStepOffPolicy()}, "engine": Elsewhere()},
+}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
+@pytest.mark.parametrize("index", range(3))
+def test_orders_resume_with_late_rollouts(tmp_path: Path, index: int, late: Callable[[], dict[str, Any]]) -> None:
     def options() -> dict[str, Any]:
-        loop = {"dynamic_sampling": DynamicSampling(max_rounds=3), "source": StaleSource(2), "prompts_per_step": 3}
-        data = TaskData(Leveled(), seed=3, order=orders()[which])
-        return {"loop": loop, "data": data, "rewards": [Digits(change=a_fifth)]}
-
-    resumes_exactly(tmp_path, options, steps=5, cut=3)
-
-
-@pytest.mark.parametrize("which", range(3))
-def test_what_is_drawn_ahead_keeps_its_questions(tmp_path: Path, which: int) -> None:
-    def options() -> dict[str, Any]:
-        data = TaskData(Leveled(), seed=3, order=orders()[which])
-        loop, rewards = {"source": OneStepOffPolicy(), "prompts_per_step": 3}, [EarlyDigits(change=a_fifth)]
-        return {"loop": loop, "data": data, "rewards": rewards, "engine": Elsewhere()}
+        fields = late()
+        fields["loop"]["prompts_per_step"] = 3
+        data = TaskData(Leveled(), seed=3, order=orders()[index])
+        return fields | {"data": data, "rewards": [EarlyDigits(change=a_fifth)]}
 
     resumes_exactly(tmp_path, options, steps=5, cut=3)
 
@@ -72,14 +71,11 @@ def test_the_order_is_told_the_rewards_of_every_round(tmp_path: Path) -> None:
     order = Noted()
     loop = {"dynamic_sampling": DynamicSampling(max_rounds=3)}
     fit(tmp_path, loop=loop, data=TaskData(Echo(), order=order), rewards=[Digits(change=a_fifth)])
-    ids = [id for told in order.told for id in told]
-    assert ids == [*range(len(ids))] and len(ids) > 12 and len(order.told) == 3 and not order.asked
-    assert all(len(values) == 4 for told in order.told for values in told.values())
+    ids = [id for rewards in order.observed for id in rewards]
+    assert ids == [*range(len(ids))] and len(ids) > 12 and len(order.observed) == 3 and not order.row_by_id
+    assert all(len(values) == 4 for rewards in order.observed for values in rewards.values())
     pools = [scalars(tmp_path)[f"order/{name}"][2] for name in ("new", "middling", "hard", "easy")]
     assert sum(pools) == pytest.approx(1) and pools[0] < 1
-
-
-POOLS = ["--data.order=DifficultyPools", "--loop.dynamic_sampling.max_rounds=2", "--loop.source=StaleSource"]
 
 
 NOTED = """
@@ -104,11 +100,10 @@ class Noted(DifficultyPools):
 def test_two_ranks_ask_what_one_asks(tmp_path: Path) -> None:
     prepare(tmp_path)
     (tmp_path / "noted.py").write_text(NOTED)
-    more = ["--data.order=noted.Noted", *POOLS[1:], "--model.policy.dropout=false", "--trainer.max_epochs=3"]
-    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    given = {"one": command(tmp_path / "one", *more), "two": command(tmp_path / "two", *more, *two)}
-    for name, arguments in given.items():
-        with programs({name: arguments}, tmp_path, anew=True) as started:
+    options = ["--data.order=noted.Noted", "--loop.dynamic_sampling.max_rounds=2", "--loop.source=StaleSource"]
+    options += ["--model.policy.dropout=false", "--trainer.max_epochs=3"]
+    for name, devices in {"one": [], "two": ["--trainer.devices=2", "--trainer.strategy=ddp"]}.items():
+        with programs({name: command(tmp_path / name, *options, *devices)}, tmp_path, anew=True) as started:
             assert started[name].wait() == 0, started[name].errors
     [one], [first, second] = (sorted(tmp_path.glob(f"rank-*-of-{world}.txt")) for world in (1, 2))
     assert one.read_text() == first.read_text() == second.read_text()

@@ -20,7 +20,7 @@ PROGRAMS = {
 }
 
 
-def test_the_job_script_starts_a_server_per_further_node_and_starts_it_again(tmp_path: Path) -> None:
+def test_the_job_script_starts_servers_on_further_nodes_again(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(GREP.format(log=log) + text + "\n")

@@ -21,9 +21,10 @@ from grpo_lightning.maths.surrogates import Clipped, Reinforce
 from grpo_lightning.maths.weightings import FixedLength, SequenceMean, TokenMean
 from grpo_lightning.plugins.sources.demonstrations.demonstration_source import Demonstrations
 from grpo_lightning.plugins.sources.demonstrations.demonstration_surrogates import CHORD, DEMONSTRATED, EMPHASIS, LUFFY
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.tasks.task import Task
 from grpo_lightning.training.task_data import TaskData
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.types import Question, Sample, UsageError
 
 
 class Worked(Task):
@@ -47,94 +48,76 @@ def sft(folder: Path, callbacks: Any, trainer: Any = None, loop: Any = None, **m
     return fit(folder, callbacks, loop, trainer, data=TaskData(Worked(), seed=2), **SFT | more)
 
 
-def nll(policy: Any, pairs: list[tuple[list[int], list[int]]], weights: list[Tensor]) -> Tensor:
-    """A plain loop: the weighted negative log-likelihood of completions, one forward each."""
-    total = torch.zeros(())
-    for (prompt, completion), weight in zip(pairs, weights, strict=True):
-        logits = policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        logp = logits.float().log_softmax(-1)[range(len(completion)), completion]
-        total = total - (weight * logp).sum()
-    return total
+def logp_of(policy: Policy, sample: Sample) -> Tensor:
+    """[R] log-probs of a completion's tokens, by a forward of their own."""
+    prompt, completion = sample.prompt.token_ids, sample.token_ids
+    logits = policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1)[range(len(completion)), completion]
+
+
+def distance(gradient: Any, policy: Policy, objective: Tensor) -> float:
+    """The relative distance between a run's gradient and the gradient of the objective of a plain loop."""
+    (-objective).backward()
+    expected = {f"policy.{name}": p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    return relative(gradient, expected)
 
 
 @pytest.mark.parametrize("max_tokens", [0, 30])
-def test_loss_and_gradient_of_supervised_fine_tuning_are_those_of_a_plain_loop(tmp_path: Path, max_tokens: int) -> None:
-    seen, steps = Gradients(), Steps()
-    sft(tmp_path, [seen, steps], {"max_epochs": 1}, {"max_tokens": max_tokens})
+def test_supervised_fine_tuning_is_a_plain_loop(tmp_path: Path, max_tokens: int) -> None:
+    gradients, steps = Gradients(), Steps()
+    sft(tmp_path, [gradients, steps], {"max_epochs": 1}, {"max_tokens": max_tokens})
     samples = steps.explorations[0].samples
-    tokenizer, policy = policy_of().tokenizer, policy_of(scale=0.05)
+    policy = policy_of(scale=0.05)
     for sample in samples:
         text = sample.prompt.question.metadata["solution"] + "=x"
-        assert sample.token_ids == [*tokenizer.encode(text, add_special_tokens=False), 5]  # <end>, the tokenizer's
-    pairs = [(sample.prompt.token_ids, sample.token_ids) for sample in samples]
-    count = sum(len(completion) for _, completion in pairs)
-    loss = nll(policy, pairs, [torch.full((len(completion),), 1 / count) for _, completion in pairs])
-    loss.backward()
-    expected = {f"policy.{name}": p.grad for name, p in policy.named_parameters() if p.grad is not None}
-    assert relative(seen.updates[0], expected) < 1e-6
-    assert scalars(tmp_path)["policy/objective"][0] == pytest.approx(-loss.item(), rel=1e-6)
+        assert sample.token_ids == [*policy.tokenizer.encode(text, add_special_tokens=False), 5]  # <end>
+    objective = torch.cat([logp_of(policy, sample) for sample in samples]).mean()
+    assert distance(gradients.updates[0], policy, objective) < 1e-6
+    assert scalars(tmp_path)["policy/objective"][0] == pytest.approx(objective.item(), rel=1e-6)
 
 
-def mixed(folder: Path, surrogate: Any, source: Demonstrations, **more: Any) -> tuple[Any, Any, Any]:
-    """One step of four groups of four completions; its gradient and its minibatch."""
-    seen, batches, steps = Gradients(), Minibatches(), Steps()
-    objective = Objective(surrogate, weighting=more.pop("weighting", SequenceMean()))
+def mixed(folder: Path, surrogate: Any, source: Demonstrations, **options: Any) -> tuple[Any, Any, Any]:
+    """One step of four groups of four completions; its gradient, its minibatch and its exploration."""
+    gradients, batches, steps = Gradients(), Minibatches(), Steps()
+    objective = Objective(surrogate, weighting=options.pop("weighting", SequenceMean()))
     data = TaskData(Worked(), seed=2)
-    loop = {"source": source} | more.pop("loop", {})
-    fit(folder, [seen, batches, steps], loop, {"max_epochs": 1}, data=data, objective=objective, **more)
-    return seen.updates[0], batches.seen[0], steps.explorations[0]
-
-
-def split_rows(exploration: Any) -> tuple[list[int], list[int]]:
-    """The rows that were drawn, and those shown, of groups of four with one demonstration."""
-    rows = range(len(exploration.samples))
-    return [row for row in rows if row % 4 != 3], [row for row in rows if row % 4 == 3]
+    loop = {"source": source} | options.pop("loop", {})
+    fit(folder, [gradients, batches, steps], loop, {"max_epochs": 1}, data=data, objective=objective, **options)
+    return gradients.updates[0], batches.seen[0], steps.explorations[0]
 
 
 @pytest.mark.parametrize("phi", [False, True])
 def test_a_chord_batch_is_that_of_a_plain_loop(tmp_path: Path, phi: bool) -> None:
     source = Demonstrations("{solution}", fraction=0.25, reward=None, mu=0.3, mu_last=0.3)
     gradient, _, exploration = mixed(tmp_path, CHORD(phi=phi), source, advantage=GroupMean())
-    drawn, shown = split_rows(exploration)
-    policy = policy_of(scale=0.05)
-    pairs = [(sample.prompt.token_ids, sample.token_ids) for sample in exploration.samples]
-    weights: list[Tensor] = [torch.zeros(0)] * len(pairs)
-    for first in range(0, len(pairs), 4):  # on policy the ratio is 1: its gradient is that of the log-probability
-        rewards = [exploration.scores.total[row] for row in range(first, first + 3)]
-        for row, reward in zip(range(first, first + 3), rewards, strict=True):
-            length = len(pairs[row][1])
-            weights[row] = torch.full((length,), 0.7 / len(drawn) / length * (reward - sum(rewards) / 3))
-    for row in shown:
-        prompt, completion = pairs[row]
-        with torch.no_grad():
-            logits = policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-            p = logits.float().softmax(-1)[range(len(completion)), completion]
-        weights[row] = (p * (1 - p) if phi else torch.ones_like(p)) * 0.3 / len(shown) / len(completion)
-    nll(policy, pairs, weights).backward()
-    expected = {f"policy.{name}": p.grad for name, p in policy.named_parameters() if p.grad is not None}
-    assert relative(gradient, expected) < 1e-6
-    assert any(math.isnan(exploration.scores.total[row]) for row in shown)
+    policy, total = policy_of(scale=0.05), exploration.scores.total
+    objective = torch.zeros(())
+    # On policy the ratio is 1: its gradient is that of the log-probability.
+    for row, sample in enumerate(exploration.samples):
+        logp = logp_of(policy, sample)
+        if row % 4 == 3:  # a demonstration, with a share of 0.3 for all four
+            p = logp.detach().exp()
+            objective = objective + 0.3 / 4 * ((p * (1 - p) if phi else 1) * logp).mean()
+            assert math.isnan(total[row])
+        else:
+            rewards = total[row // 4 * 4 : row // 4 * 4 + 3]
+            objective = objective + 0.7 / 12 * (total[row] - sum(rewards) / 3) * logp.mean()
+    assert distance(gradient, policy, objective) < 1e-6
     assert scalars(tmp_path)["rollout/mu"] == {0: pytest.approx(0.3)}
 
 
 def test_a_luffy_batch_is_that_of_a_plain_loop(tmp_path: Path) -> None:
     source = Demonstrations("{solution}", fraction=0.25)
-    weighting = FixedLength(12)
-    gradient, _, exploration = mixed(tmp_path, LUFFY(), source, weighting=weighting, advantage=GroupMean())
-    policy = policy_of(scale=0.05)
+    gradient, _, exploration = mixed(tmp_path, LUFFY(), source, weighting=FixedLength(12), advantage=GroupMean())
+    policy, total = policy_of(scale=0.05), exploration.scores.total
     objective = torch.zeros(())
     for row, sample in enumerate(exploration.samples):
-        group = exploration.scores.total[row // 4 * 4 : row // 4 * 4 + 4]
-        advantage = exploration.scores.total[row] - sum(group) / 4
-        prompt, completion = sample.prompt.token_ids, sample.token_ids
-        logits = policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        logp = logits.float().log_softmax(-1)[range(len(completion)), completion]
-        pushed = logp.exp() / (logp.exp() + 0.1) if row % 4 == 3 else logp
-        objective = objective + (pushed * advantage).sum() / (16 * 12)
-    (-objective).backward()
-    assert {exploration.scores.total[row] for row in split_rows(exploration)[1]} == {1.0}
-    expected = {f"policy.{name}": p.grad for name, p in policy.named_parameters() if p.grad is not None}
-    assert relative(gradient, expected) < 1e-6
+        advantage = total[row] - sum(total[row // 4 * 4 : row // 4 * 4 + 4]) / 4
+        logp = logp_of(policy, sample)
+        shaped = logp.exp() / (logp.exp() + 0.1) if row % 4 == 3 else logp
+        objective = objective + (shaped * advantage).sum() / (16 * 12)
+    assert {*total[3::4]} == {1.0}
+    assert distance(gradient, policy, objective) < 1e-6
 
 
 def test_minibatches_and_rounds_have_whole_groups(tmp_path: Path) -> None:
@@ -201,47 +184,38 @@ def test_an_answer_prefix_is_given_and_a_stop_string_ends(tmp_path: Path) -> Non
         assert policy_of().tokenizer.decode(sample.token_ids) == sample.text
 
 
-MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"completion": "{proof}"}, {"group_size": 1}, r"worked:\d+ has no column 'proof'; there are answer, solution"),
-    ({"completion": "{solution}" * 4}, {"group_size": 1}, r"worked:\d+: the gold completion has 21 tokens, over"),
-    ({}, {"group_size": 4}, "all would be the same; set loop.group_size=1"),
-    ({"fraction": 0.3}, {"group_size": 4}, "give a multiple of 1 / group_size, such as 0.25"),
+MISTAKES: list[tuple[dict[str, Any], int, str]] = [
+    ({"completion": "{proof}"}, 1, r"worked:\d+ has no column 'proof'; there are answer, solution"),
+    ({"completion": "{solution}" * 4}, 1, r"worked:10: the gold completion has 13 tokens, over"),
+    ({}, 4, "all would be the same; set loop.group_size=1"),
+    ({"fraction": 0.3}, 4, "give a multiple of 1 / group_size, such as 0.25"),
+    ({"mu": 0.5}, 1, "with fraction=1 there is nothing to weigh"),
+    ({"fraction": 0}, 1, "fraction=0: give more than 0"),
 ]
 
 
-@pytest.mark.parametrize(("own", "loop", "message"), MISTAKES)
-def test_mistakes(tmp_path: Path, own: dict[str, Any], loop: dict[str, Any], message: str) -> None:
-    given = {"source": Demonstrations(**own)} | loop
+@pytest.mark.parametrize(("options", "group_size", "message"), MISTAKES)
+def test_mistakes(tmp_path: Path, options: dict[str, Any], group_size: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        fit(tmp_path, loop=given, data=TaskData(Worked()), **SFT)
-
-
-def test_weights_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="with fraction=1 there is nothing to weigh"):
-        Demonstrations(mu=0.5)
-    with pytest.raises(UsageError, match="fraction=0: give more than 0"):
-        Demonstrations(fraction=0)
+        sft(tmp_path, [], loop={"source": Demonstrations(**options), "group_size": group_size})
 
 
 @pytest.mark.parametrize(
-    ("template", "chat", "end"),
+    ("name", "template", "chat", "end"),
     [
-        ("gemma_3", True, "<end_of_turn>"),
-        ("gemma_3", False, "eos"),
-        ("tags", True, "eos"),
-        ("llama_3", True, "<|eot_id|>"),
+        ("gemma_3", None, True, "<end_of_turn>"),
+        ("gemma_3", None, False, "<eos>"),
+        ("gemma_3", TAGS, True, "<eos>"),
+        ("llama_3", None, True, "<|eot_id|>"),
     ],
 )
-def test_a_completion_ends_as_the_template_ends_a_turn(template: str, chat: bool, end: str) -> None:
-    tokenizer = chat_tokenizer(template) if template != "tags" else chat_tokenizer("gemma_3")
-    if template == "tags":
-        tokenizer.chat_template = TAGS
+def test_a_completion_ends_as_the_template_ends_a_turn(name: str, template: str | None, chat: bool, end: str) -> None:
+    tokenizer = chat_tokenizer(name)
+    tokenizer.chat_template = template or tokenizer.chat_template
     # `eos_token` is another one, as in Gemma 3 and Llama 3.
     tokenizer.add_special_tokens({"eos_token": "<eos>"})
-    turn_end = [] if template == "tags" else [tokenizer.convert_tokens_to_ids(END[TEMPLATES[template][1]])]
-    stop_ids = frozenset([tokenizer.eos_token_id, *turn_end])
-    source = Demonstrations()
-    policy, data = SimpleNamespace(stop_ids=stop_ids, tokenizer=tokenizer), SimpleNamespace(chat=chat)
-    source.inputs = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
-    expected = tokenizer.eos_token if end == "eos" else end
-    assert tokenizer.convert_ids_to_tokens(source._end_token()) == expected
+    turn_end = [] if template else [tokenizer.convert_tokens_to_ids(END[TEMPLATES[name][1]])]
+    policy = SimpleNamespace(stop_ids=frozenset([tokenizer.eos_token_id, *turn_end]), tokenizer=tokenizer)
+    source: Any = Demonstrations()
+    source.inputs = SimpleNamespace(policy=policy, data=SimpleNamespace(chat=chat))
+    assert tokenizer.convert_ids_to_tokens(source._end_token()) == end

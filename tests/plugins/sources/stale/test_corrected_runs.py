@@ -104,30 +104,28 @@ def test_a_resumed_run_has_the_old_weights(tmp_path: Path) -> None:
 # What is refused
 
 
+LATE = {"loop": {"source": StaleSource(1)}}
+CORRECTED = {"objective": Objective(correction=TruncatedRatio())}
+TOP_K = {"sampling": Sampling(max_new_tokens=6, top_k=5)}
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        ({"engine": ScriptedEngine(lambda *_: "abc")}, "the engine recorded no log-probs"),
-        ({"sampling": Sampling(max_new_tokens=6, top_p=0.9)}, r"set model\.sampling\.top_k=0"),
+        (CORRECTED | {"engine": ScriptedEngine(lambda *_: "abc")}, "=TruncatedRatio: the engine recorded no log-probs"),
+        (CORRECTED | TOP_K, r"correction=TruncatedRatio: set model\.sampling\.top_k=0"),
+        (LATE | {"objective": Objective(correction=RatioMask())}, r"=RatioMask: set model\.old_policy=Proximal"),
+        (LATE | TOP_K, r"model\.sampling: set top_k=0, top_p=1 and min_p=0"),
     ],
 )
-def test_a_correction_needs_recorded_log_probs_and_no_filters(options: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"correction=TruncatedRatio: {says}"):
-        fit(tmp_path, objective=Objective(correction=TruncatedRatio()), **options)
-
-
-def test_a_correction_that_would_do_nothing_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"correction=RatioMask: set model\.old_policy=Proximal"):
-        fit(tmp_path, loop={"source": StaleSource(1)}, objective=Objective(correction=RatioMask()))
+def test_what_a_correction_or_pi_old_cannot_do_is_refused(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        fit(tmp_path, **options)
     assert not scalars(tmp_path)
 
 
-def test_filters_are_refused_before_the_run_where_they_would_change_pi_old(tmp_path: Path) -> None:
-    sampling = Sampling(max_new_tokens=6, top_k=5)
-    with pytest.raises(UsageError, match=r"model\.sampling: set top_k=0, top_p=1 and min_p=0"):
-        fit(tmp_path, loop={"source": StaleSource(1)}, sampling=sampling)
-    # A proximal π_old is the policy's own.
-    fit(tmp_path, loop={"source": StaleSource(1)}, sampling=sampling, old_policy=Proximal())
+def test_a_proximal_pi_old_goes_with_filters(tmp_path: Path) -> None:
+    fit(tmp_path, **LATE, **TOP_K, old_policy=Proximal())
 
 
 def test_a_failed_exploration_leaves_the_policy_its_own_weights() -> None:

@@ -1,4 +1,4 @@
-"""A process that copies itself: each copy holds an object of its own, and answers calls of its methods.
+"""A process that copies itself: each copy holds a copy of an object, and answers calls of its methods.
 
 `python instance.py MEMORY_MB` answers JSON lines on the socket that is its stdin, each by a line
 `{"status", "value" or "error", "number"}`:
@@ -8,8 +8,8 @@
 - `{"end": [PID, ...]}` kills copies, and every process that they have started. The value is their exit codes.
 
 A copy answers `{"call": METHOD, "arguments": [...], "cpu_seconds": SECONDS, "number": NUMBER}`, and ends where a call
-takes more. Its random numbers begin at SEED; its temporary files are in a folder of its own, which is removed with it.
-When that socket ends, everything ends.
+takes more. Its random numbers begin at SEED; its temporary files are in a separate folder, which is removed with it.
+When the socket of the first process ends, all processes end.
 """
 
 import base64
@@ -33,25 +33,29 @@ sys.path.insert(0, str(Path(__file__).parents[4] / "sandbox"))
 worker: Any = importlib.import_module("main")
 del sys.path[0]
 
-MAX_SOCKETS = 253  # the most that Linux passes in one message
+MAX_SOCKETS = 253
+"""Sockets that Linux passes in one message."""
 
 
 class Origin:
-    """The process that copies itself. A copy may take `memory_mb` MiB beside what the object's imports need."""
+    """The process that copies itself. A copy may take `memory_mb` MiB beside the memory of the object's imports."""
 
     def __init__(self, control: socket.socket, memory_mb: int) -> None:
         self.control = control
         self.memory_mb = memory_mb
         self.object: Any = None
+        """The object that copies hold."""
         self.folder = tempfile.mkdtemp(prefix="grpo-environments-")
-        self.folders: dict[int, str] = {}  # of each copy, by its process id
+        self.folder_by_pid: dict[int, str] = {}
+        """The folder of each copy's temporary files."""
 
     def run(self) -> None:
-        """Answers requests until the socket ends; then nothing is left."""
-        line, channels = b"", list[socket.socket]()
+        """Answers requests until the socket ends; then ends all copies and removes their files."""
+        line = b""
+        channels: list[socket.socket] = []
         try:
             while True:
-                # The next part of a line, and the sockets that come with it.
+                # Some bytes of a line, and the sockets that come with them.
                 data, descriptors, *_ = socket.recv_fds(self.control, 1 << 16, MAX_SOCKETS)
                 channels += [socket.socket(fileno=descriptor) for descriptor in descriptors]
                 if not data:
@@ -61,38 +65,43 @@ class Origin:
                     request = json.loads(line)
                     handle = functools.partial(self.handle, request, channels)
                     self.control.sendall(worker.answer(handle, request["number"]))
-                    line, channels = b"", []
+                    line = b""
+                    channels = []
         except ConnectionError:
             pass
         finally:
-            self.end([*self.folders])
+            self.end([*self.folder_by_pid])
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def handle(self, request: dict[str, Any], channels: list[socket.socket]) -> Any:
-        """The answer to a request."""
+        """Does what a request says, and returns the value of its answer."""
         if "load" in request:
             sys.path[:] = [*request["path"], os.getcwd()]
             self.object = pickle.loads(base64.b64decode(request["load"]))
-            gc.freeze()  # so that copies go on sharing memory
+            gc.freeze()  # copies then go on sharing memory
             return None
         if "start" in request:
             return [self.start(seed, channels) for seed in request["start"]]
         return self.end(request["end"])
 
     def start(self, seed: int, channels: list[socket.socket]) -> int:
-        """The process id of a new copy, which takes the first of the channels."""
+        """Starts a copy, which answers on the first of the channels, and returns its process id."""
         folder = tempfile.mkdtemp(dir=self.folder)
         pid = os.fork()
         if pid:
             channels.pop(0).close()
-            self.folders[pid] = folder
+            self.folder_by_pid[pid] = folder
             return pid
+
+        # Here the copy runs.
         with contextlib.suppress(BaseException):
-            channel, *others = channels
-            for other in others:
-                other.close()
+            # It keeps no socket of others, or they would not end when their owner closes them.
+            channel, *later_channels = channels
+            for later_channel in later_channels:
+                later_channel.close()
             os.setsid()
-            worker.ask_kernel(worker.PR_SET_PDEATHSIG, signal.SIGKILL)  # when this process ends
+            # It dies with its parent, and becomes the parent of processes that its processes leave behind.
+            worker.ask_kernel(worker.PR_SET_PDEATHSIG, signal.SIGKILL)
             worker.ask_kernel(worker.PR_SET_CHILD_SUBREAPER, 1)
             self.control.close()
             os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -104,13 +113,13 @@ class Origin:
         os._exit(0)
 
     def end(self, pids: list[int]) -> list[int]:
-        """Kills copies, and what they have started, even if it left their process group. Returns their exit codes."""
+        """Kills copies, and returns their exit codes. Processes that they started die too, in any process group."""
         exit_codes = []
         for pid in pids:
             worker.kill(pid)
             exit_codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        worker.end_strays(self.folders)
-        for folder in map(self.folders.pop, pids):
+        worker.end_strays(self.folder_by_pid)
+        for folder in map(self.folder_by_pid.pop, pids):
             shutil.rmtree(folder, ignore_errors=True)
         return exit_codes
 
@@ -134,7 +143,7 @@ def main() -> None:
     worker.ask_kernel(worker.PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what an object prints is no answer
+    os.dup2(2, 1)  # text that an object prints is no answer
     Origin(control, int(sys.argv[1])).run()
 
 
