@@ -170,10 +170,10 @@ class Plan:
         dtype = torch.bfloat16 if self.autocasts else self.fake.model.dtype  # float16 has as many bytes
         prompts = max(1, self.loop.prompts_per_step // self.trainer.count)
         evaluations = self.model.evaluations.values()
-        wanted = [(prompts * self.loop.group_size, self.model.sampling)]
-        wanted += [(self.validated * evaluation.num_samples, evaluation.sampling) for evaluation in evaluations]
+        workloads = [(prompts * self.loop.group_size, self.model.sampling)]
+        workloads += [(self.validated * evaluation.num_samples, evaluation.sampling) for evaluation in evaluations]
         sizes = [(0, 0, 0)]
-        for completions, sampling in wanted:
+        for completions, sampling in workloads:
             if completions:
                 tokens = self.prompt_tokens + self._longest(sampling)
                 row_bytes = kv_memory.row_bytes(self.policy.config, dtype, tokens)
