@@ -34,7 +34,7 @@ class Fast(Compute):
         gradient_checkpointing: As in `Compute`.
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
             architecture allows it (full attention everywhere). It changes only speed and memory.
-        fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
+        fused: Compute log-probs and entropies in one pass over the vocabulary with a hand-written backward, where the
             head is a plain linear layer; norms and gated MLPs of Llama's form in fewer passes. It changes only speed,
             memory and rounding.
         products: Library that multiplies float32 matrices on a CPU. `torch` is the library that torch was built with,

@@ -144,7 +144,7 @@ class Plan:
             micro_batches += rollouts.micro_batches(loop.max_tokens, self.fake.compute.shares_prefix)
         largest = max(micro_batches, key=lambda micro_batch: len(micro_batch.all_token_ids))
 
-        # Both passes over it. An update may compare its distributions with those of a teacher.
+        # Both passes over it. An update may compare its distributions with a teacher's.
         has_entropy = not isinstance(objective.entropy, NoEntropy)
         kl = objective.kl if objective.kl.reads_distributions else None
         models = (self.fake, *self.teachers)
@@ -207,7 +207,7 @@ class Plan:
         copies = sum(isinstance(module, FrozenCopy) and not isinstance(module, Teacher) for module in self.snapshots)
         copied = (copies + self.loop.source.num_copies) * (weights / shards if fake.adapter is None else gradients)
 
-        # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
+        # While exploring all weights are gathered; in a pass the weights in no layer, and two layers with gradients.
         gathered = gathered_bytes(fake) if shards > 1 else 0
         gathered_with_gradients = gathered + min(gathered, gradients * shards)
         teachers = sum(map(bytes_of, self.teachers))

@@ -190,7 +190,7 @@ class Planning(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Returns the subcommand, and those of its arguments that are objects to be made."""
+        """Returns the subcommand, and the names of its arguments that are objects to be made."""
         return {"plan": {"model", "datamodule"}}
 
     def before_instantiate_classes(self) -> None:

@@ -78,7 +78,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """[B, H, L, D], [B, K, S, D] x 2 -> [B, L, H, D]: a causal prefill with L = S, or new tokens under a mask.
 
-    With `shared_prompts` the keys and values are those of the new tokens alone.
+    With `shared_prompts` the keys and values are of completions alone.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:

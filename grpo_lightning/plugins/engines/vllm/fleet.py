@@ -261,7 +261,7 @@ class _Answers:
                     self._fleet.lose(used, error)
 
     def _add(self, index: int, pieces: list[Piece], version: int) -> None:
-        """Adds pieces to their completions. A completion that a pause has ended goes on in a call of its own."""
+        """Adds pieces to their completions. A completion that a pause has ended continues in a new call."""
         for piece in pieces:
             is_aborted = piece.reason == ABORTED
             with self._lock:

@@ -42,7 +42,7 @@ class Server:
 
     Args:
         url: Its address, such as `http://node1:8000`.
-        timeout: Longest silence in seconds. The end of a process is noticed at once, that of a machine after 40 s.
+        timeout: Longest silence in seconds. A process that ends is noticed at once, a machine after 40 s.
         key: The setting that `url` is from, for messages.
         token: The value of `Authorization`, which no message shows; empty for none.
         max_bytes: Most bytes of an answer.

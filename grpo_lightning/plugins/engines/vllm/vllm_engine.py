@@ -28,7 +28,7 @@ GUEST = Guest(
     {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
 )
-"""vLLM, of which there is one per process, whatever the number of engines."""
+"""vLLM, of which there is one per process, with any number of engines."""
 
 
 class VLLMEngine(RolloutEngine):
