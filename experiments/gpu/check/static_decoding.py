@@ -69,7 +69,7 @@ class StaticDecoder:
             batch.read()
         width, device = batch.width, policy.device
         prompt_id, sample, position, length = batch.keys.unbind(1)
-        self.order = torch.tensor(batch.going).argsort()
+        self.order = torch.tensor(batch.request_of_row).argsort()
         self.uniform = uniforms(self.key, prompt_id, sample, position, self.new)
         # All columns there will be, in rows that begin at multiples of 8.
         padding = -(width + sampling.max_new_tokens) % 8

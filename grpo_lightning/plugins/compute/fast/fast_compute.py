@@ -1,4 +1,4 @@
-"""A policy's log-probs, faster and in less memory than `Compute` finds them."""
+"""The fast `Compute`: the same log-probs in less time and memory."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -34,15 +34,15 @@ class Fast(Compute):
         gradient_checkpointing: As in `Compute`.
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
             architecture allows it (full attention everywhere). It changes only speed and memory.
-        fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
+        fused: Compute log-probs and entropies in one pass over the vocabulary with a hand-written backward, where the
             head is a plain linear layer; norms and gated MLPs of Llama's form in fewer passes. It changes only speed,
             memory and rounding.
-        products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
-            `onednn` is about twice as fast on AMD's processors with AVX-512, and `auto` takes it on AMD. It changes
-            only speed and rounding.
-        threads: On a CPU, pass so many micro-batches at once in an update, each in a thread with a part of the cores.
-            It is faster for small models, whose products are too small to be divided among cores, and takes as many
-            times the memory of a micro-batch. It changes only speed, memory and rounding.
+        products: Library that multiplies float32 matrices on a CPU. `torch` is the library that torch was built with,
+            `onednn` is about twice as fast on AMD's processors with AVX-512, and `auto` is oneDNN on AMD and torch's
+            library elsewhere. It changes only speed and rounding.
+        threads: Number of micro-batches that an update passes at once on a CPU, each in a thread with an equal part of
+            the cores. More than 1 is faster for small models, whose products are too small to be divided among cores,
+            and takes as many times the memory of a micro-batch. It changes only speed, memory and rounding.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Fast(Compute):
         self.needs_mask = True
         """True if padded rows need a mask of transformers; known after `adapt`."""
         self.logits_at_once: int | None = None
-        """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
+        """Elements of the blocks that fused log-probs are computed in; None for as many as suit the device."""
 
     def check(self) -> None:
         products.by_onednn(self.products)
@@ -77,29 +77,29 @@ class Fast(Compute):
 
     @torch.no_grad()
     def adapt(self, model: PreTrainedModel, trunk: nn.Module) -> None:
-        """As `Compute.adapt`; tries whether the model computes the same with a shared prefix.
+        """Tries what the model allows, as `Compute.adapt`, and whether prompts may be shared.
 
-        Where it computes the same with this package's attention, that becomes its attention in any case.
+        A model that computes the same with this package's attention keeps it, with or without shared prompts.
         """
         super().adapt(model, trunk)
         if model.config._attn_implementation != "sdpa":
             return
         trial = TRIAL.to(next(model.parameters()).device)
-        attends = shares = unmasked = False
+        attends = shares = is_causal = False
         with evaluating(model):
             expected = self.hidden(trunk, trial, PaddedRows.from_rollouts(trial))
             try:
                 model.set_attn_implementation(shared_prefix.ATTENTION)
-                attends = same(self.hidden(trunk, trial, PaddedRows.from_rollouts(trial)), expected)
+                attends = is_close(self.hidden(trunk, trial, PaddedRows.from_rollouts(trial)), expected)
                 if attends and has_full_attention(model.config):
-                    shares = same(self.hidden(trunk, trial, SharedPrefix.from_rollouts(trial)), expected)
-                    unmasked = same(self.hidden(trunk, trial, UnmaskedRows.from_rollouts(trial)), expected)
+                    shares = is_close(self.hidden(trunk, trial, SharedPrefix.from_rollouts(trial)), expected)
+                    is_causal = is_close(self.hidden(trunk, trial, UnmaskedRows.from_rollouts(trial)), expected)
             except Exception as error:  # A model that fails with another attention keeps its own.
                 log.debug("%s keeps transformers' attention: %s", type(model).__name__, error)
             finally:
                 if not attends:
                     model.set_attn_implementation("sdpa")
-        self.needs_mask = not unmasked
+        self.needs_mask = not is_causal
         self.shares_prefix = shares and self.share_prefix
 
     def layout(self, rollouts: Rollouts) -> Layout:
@@ -121,44 +121,44 @@ class Fast(Compute):
     def gradients(
         self, micro_batches: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine
     ) -> Iterator[R]:
-        alone = machine.alone() if self.threads > 1 else None
-        if alone is None:
+        parameters = machine.alone() if self.threads > 1 else None
+        if parameters is None:
             yield from super().gradients(micro_batches, forward, machine)
             return
 
         def gradient_of(micro_batch: T) -> tuple[R, Sequence[Tensor | None]]:
-            objective, found = forward(micro_batch)
-            return found, torch.autograd.grad(-objective, alone, allow_unused=True)
+            objective, result = forward(micro_batch)
+            return result, torch.autograd.grad(-objective, parameters, allow_unused=True)
 
-        for first in range(0, len(micro_batches), self.threads):
-            results = in_threads(
-                [partial(gradient_of, micro_batch) for micro_batch in micro_batches[first : first + self.threads]]
-            )
-            # Added up in the order of the micro-batches: the sum does not depend on which thread is first.
-            for found, gradients in results:
-                for parameter, gradient in zip(alone, gradients, strict=True):
+        for start in range(0, len(micro_batches), self.threads):
+            at_once = micro_batches[start : start + self.threads]
+            results = in_threads([partial(gradient_of, micro_batch) for micro_batch in at_once])
+            # Added up in the order of the micro-batches: the sum does not depend on which thread ends first.
+            for result, gradients in results:
+                for parameter, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-                yield found
-            del results, gradients, gradient  # The next packs have gradients of their own.
+                yield result
+            # Freed before the next micro-batches make theirs.
+            del results, gradients, gradient
 
 
-def same(actual: Tensor, expected: Tensor) -> bool:
-    """True where two ways to compute hidden states differ by no more than rounding explains."""
+def is_close(actual: Tensor, expected: Tensor) -> bool:
+    """Returns whether two ways to compute hidden states differ by rounding at most."""
     return torch.allclose(actual, expected, rtol=1e-2, atol=1e-2 if actual.dtype != torch.float32 else 1e-4)
 
 
 def has_full_attention(config: PreTrainedConfig) -> bool:
-    """True where every layer attends to the whole sequence: a window is longer than a trial could be."""
+    """Returns whether every layer attends to the whole sequence; a trial is too short to show a window."""
     config = config.get_text_config(decoder=True)
-    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    return not windowed and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    has_window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return not has_window and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
 
 class UnmaskedRows(PaddedRows):
-    """Padded rows for this package's attention, which needs no mask: it is causal."""
+    """Padded rows for this package's attention, which is causal and needs no mask."""
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        # To make its own mask, transformers would read the positions, which waits for a GPU.
+        # Without a mask transformers would make one from the positions, and wait for the GPU to read them.
         mask = rollouts.token_ids.new_zeros(1, 1, 1, 1)
         return PaddedRows.inputs(self, rollouts) | {"attention_mask": mask, "padded_rows": True}

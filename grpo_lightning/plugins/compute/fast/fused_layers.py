@@ -1,17 +1,17 @@
-"""Norms and gated MLPs of a model in exchange for ones that compute the same in fewer passes and keep less.
+"""Fused norms and gated MLPs, which compute the same as a model's in fewer passes and keep less memory.
 
-A layer is exchanged where a trial finds that its class computes what the fused one does. Its class becomes one of both.
-So its parameters, their names, and what it is an instance of stay as they are.
+A layer becomes fused if a trial finds that its class and the fused class compute the same. Then it gets a class that
+inherits from both. So its parameters, their names, and what it is an instance of stay as they are.
 
 **Root mean square norms** keep only their input and one factor per token for the backward pass. With x the input, w the
-weight, d their width and f = 1 / sqrt(mean(x²) + ε), the output is y = w f x. With g the gradient of y, that of the
-weight is sum f g x over tokens, and
+weight, d their width and f = 1 / sqrt(mean(x²) + ε), the output is y = w f x. With g the gradient of y, the gradient
+of the weight is sum f g x over tokens, and
 
     dx = f w g - x f³ / d * sum_j g_j x_j w_j
 
-torch's own `rms_norm` is one kernel on a GPU, and on a CPU several, which keep four tensors.
+torch's `rms_norm` is one kernel on a GPU. On a CPU it is several kernels, which keep four tensors.
 
-**Gated MLPs**, y = down(silu(gate(x)) * up(x)), do not keep silu(gate(x)), which is made again from gate(x).
+**Gated MLPs**, y = down(silu(gate(x)) * up(x)), do not keep silu(gate(x)). They compute it again from gate(x).
 """
 
 from contextlib import suppress
@@ -26,43 +26,43 @@ from torch.nn import functional as F
 
 
 def fuse(model: nn.Module) -> None:
-    """Exchanges the layers of `model` that have a fused equal."""
+    """Fuses the layers of `model` whose fused class computes the same."""
     for layer in model.modules():
-        own: Any = type(layer)
+        kind: Any = type(layer)
         if isinstance(layer, FusedRMSNorm | FusedGatedMLP):
             continue
         if hasattr(layer, "variance_epsilon"):
-            layer.__class__ = fused(own, FusedRMSNorm)
+            layer.__class__ = fused(kind, FusedRMSNorm)
         elif hasattr(layer, "gate_proj") and isinstance(layer.__dict__["_modules"].get("act_fn"), nn.Module):
             activation: Any = type(layer.act_fn)
-            layer.__class__ = fused(own, FusedGatedMLP, activation)
+            layer.__class__ = fused(kind, FusedGatedMLP, activation)
 
 
 @cache
-def fused(kind: Any, by: Any, activation: Any = None) -> Any:
-    """The class in exchange for `kind`, or `kind` itself where the trial finds a difference."""
-    joined = type(f"Fused{kind.__name__}", (by, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
-    same = False
-    # A class that needs more than these parts fails, and is another.
+def fused(kind: Any, base: Any, activation: Any = None) -> Any:
+    """Returns a class that inherits from `base` and `kind`, or `kind` itself if a trial finds a difference."""
+    joined = type(f"Fused{kind.__name__}", (base, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    # A class that needs more attributes than these fails here, and is not fused.
     with suppress(Exception), torch.random.fork_rng([]), torch.device("cpu"), torch.enable_grad():
         torch.manual_seed(0)
         hidden = torch.randn(3, 6, dtype=torch.float32)
-        parts: dict[str, Any] = {"weight": nn.Parameter(hidden[0].clone()), "variance_epsilon": 0.1}
-        if by is FusedGatedMLP:
+        attributes: dict[str, Any] = {"weight": nn.Parameter(hidden[0].clone()), "variance_epsilon": 0.1}
+        if base is FusedGatedMLP:
             sizes = {"gate_proj": (6, 9), "up_proj": (6, 9), "down_proj": (9, 6)}
-            parts = {name: nn.Linear(*size, dtype=torch.float32) for name, size in sizes.items()}
-            parts["act_fn"] = activation()
-        both = zip(*(passed(each, parts, hidden) for each in (kind, joined)), strict=True)
-        same = all(torch.allclose(own, other, rtol=1e-4, atol=1e-5) for own, other in both)
-    return joined if same else kind
+            attributes = {name: nn.Linear(*size, dtype=torch.float32) for name, size in sizes.items()}
+            attributes["act_fn"] = activation()
+        pairs = zip(*(trial_of(tried, attributes, hidden) for tried in (kind, joined)), strict=True)
+        if all(torch.allclose(expected, actual, rtol=1e-4, atol=1e-5) for expected, actual in pairs):
+            return joined
+    return kind
 
 
-def passed(kind: Any, parts: dict[str, Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of a layer of this class with these attributes, and the gradient of its input."""
+def trial_of(kind: Any, attributes: dict[str, Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the output of a layer of class `kind` with these attributes, and a gradient of its input."""
     layer = kind.__new__(kind)
     nn.Module.__init__(layer)
-    for name, part in parts.items():
-        setattr(layer, name, part)
+    for name, value in attributes.items():
+        setattr(layer, name, value)
     hidden = hidden.clone().requires_grad_()
     output = layer(hidden)
     (gradient,) = torch.autograd.grad(output.square().sum(), hidden)
@@ -70,7 +70,7 @@ def passed(kind: Any, parts: dict[str, Any], hidden: Tensor) -> tuple[Tensor, Te
 
 
 def normed(hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """y [..., d] and f [..., 1], from [..., d] x and [d] w."""
+    """[..., d] x, [d] w, ε -> [..., d] y and [..., 1] f of the file's docstring."""
     exact = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     factor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
     factor = factor.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
@@ -95,24 +95,29 @@ class _RMSNorm(torch.autograd.Function):
         width = len(weight)
         with torch.autocast(hidden.device.type, enabled=False):
             exact = factor.dtype
-            rows, of_rows = hidden.to(exact).reshape(-1, width), gradient.to(exact).reshape(-1, width)
-            scale, factors = weight.to(exact), factor.view(-1, 1)
-            both = of_rows * rows
-            for_weight = torch.mv(both.t(), factors[:, 0]) if ctx.needs_input_grad[1] else None
-            slope = torch.mv(both, scale)[:, None] * factors**3 / -width
-            for_rows = torch.mul(of_rows, scale, out=both).mul_(factors).addcmul_(rows, slope)
+            x = hidden.to(exact).reshape(-1, width)
+            g = gradient.to(exact).reshape(-1, width)
+            w = weight.to(exact)
+            f = factor.view(-1, 1)
+            product = g * x
+            weight_gradient = torch.mv(product.t(), f[:, 0]) if ctx.needs_input_grad[1] else None
+            slope = torch.mv(product, w)[:, None] * f**3 / -width
+            # The product has been read: dx = f w g + slope x takes its memory.
+            dx = torch.mul(g, w, out=product).mul_(f).addcmul_(x, slope)
         return (
-            for_rows.view(hidden.shape).to(hidden.dtype),
-            None if for_weight is None else for_weight.to(weight.dtype),
+            dx.view(hidden.shape).to(hidden.dtype),
+            None if weight_gradient is None else weight_gradient.to(weight.dtype),
             None,
         )
 
 
 class FusedRMSNorm(nn.Module):
-    """The first base of a class made from a model's own norm, which computes what this one does not take."""
+    """The first base of a fused norm. The second is the model's norm, for what this class does not compute."""
 
     weight: Tensor
+    """[d] w, the factors of the output."""
     variance_epsilon: float
+    """ε, added to the mean square."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         weight = self.weight
@@ -120,13 +125,14 @@ class FusedRMSNorm(nn.Module):
             return super().forward(hidden_states)
         if hidden_states.is_cuda and hidden_states.dtype == weight.dtype:
             return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
-        if not torch.is_grad_enabled():  # Decoding: a function of autograd costs as much as a kernel of few rows.
+        # In decoding a function of autograd would cost as much as a kernel over few rows.
+        if not torch.is_grad_enabled():
             return normed(hidden_states, weight, self.variance_epsilon)[0]
         return _RMSNorm.apply(hidden_states, weight, self.variance_epsilon)
 
 
 class _Activated(torch.autograd.Function):
-    """silu(gate) * up, which keeps gate and up alone."""
+    """silu(gate) * up. For the backward pass it keeps only gate and up."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -137,18 +143,22 @@ class _Activated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        for_up = F.silu(gate).mul_(gradient)
+        up_gradient = F.silu(gate).mul_(gradient)
         gradient = gradient * up
-        return torch.ops.aten.silu_backward.grad_input(gradient, gate, grad_input=gradient), for_up
+        return torch.ops.aten.silu_backward.grad_input(gradient, gate, grad_input=gradient), up_gradient
 
 
 class FusedGatedMLP(nn.Module):
-    """The first base of a class made from a model's own gated MLP with SiLU."""
+    """The first base of a fused gated MLP with SiLU. The second is the model's MLP, which keeps the layers."""
 
     gate_proj: nn.Linear
+    """The layer whose output SiLU is applied to."""
     up_proj: nn.Linear
+    """The layer whose output is multiplied by the gate."""
     down_proj: nn.Linear
+    """The layer from the product back to the states."""
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate = self.gate_proj(x)
+        up = self.up_proj(x)
         return self.down_proj(_Activated.apply(gate, up) if torch.is_grad_enabled() else F.silu(gate).mul_(up))

@@ -1,7 +1,7 @@
 """Products of linear layers, forward and backward, by torch or by oneDNN.
 
-torch leaves them to the library that it was built with, mostly MKL. On AMD's processors that reaches half of oneDNN's
-speed in float32 on a CPU. In bfloat16 torch takes oneDNN by itself.
+torch uses the library that it was built with, mostly MKL. On AMD's processors MKL reaches half the speed of oneDNN in
+float32. In bfloat16 torch uses oneDNN already.
 """
 
 import platform
@@ -19,12 +19,14 @@ from grpo_lightning.types import UsageError
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[N, K], [M, K], [M] -> [N, M] float32: left times right transposed; both may be views of any strides."""
+    """[N, K], [M, K], [M] -> [N, M] float32: left times right transposed, plus bias. Both may have any strides."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return output
 
 
 class _Linear(torch.autograd.Function):
+    """A linear layer by oneDNN, forward and backward."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(hidden, weight)
@@ -34,19 +36,19 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad
-        rows, states = gradient.flatten(0, -2), hidden.flatten(0, -2)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad
+        rows = gradient.flatten(0, -2)
         return (
-            product(rows, weight.t()).view_as(hidden) if for_hidden else None,
-            gradient_of_weight(rows, states) if for_weight else None,
-            rows.sum(0) if for_bias else None,
+            product(rows, weight.t()).view_as(hidden) if needs_hidden else None,
+            gradient_of_weight(rows, hidden.flatten(0, -2)) if needs_weight else None,
+            rows.sum(0) if needs_bias else None,
         )
 
 
 def gradient_of_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
-    """[N, M], [N, K] -> [M, K].
+    """[N, M], [N, K] -> [M, K] gradient of the weight.
 
-    oneDNN transposes what is multiplied from the left in a pass of its own, in one thread. So that is the narrower one.
+    oneDNN transposes the left factor in an extra pass, in one thread. So the narrower matrix stands on the left.
     """
     if gradient.shape[1] <= hidden.shape[1]:
         return product(gradient.t(), hidden.t())
@@ -54,7 +56,7 @@ def gradient_of_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
 
 
 class OneDNNLinear(nn.Linear):
-    """A linear layer whose float32 products on a CPU are oneDNN's, forward and backward; others are torch's."""
+    """A linear layer that multiplies float32 on a CPU by oneDNN, forward and backward, and everything else by torch."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not takes(input, self.weight):
@@ -63,7 +65,7 @@ class OneDNNLinear(nn.Linear):
 
 
 def takes(hidden: Tensor, weight: Tensor) -> bool:
-    """True where `product` is for these states and this weight."""
+    """Returns whether `product` can multiply these states and this weight."""
     return (
         hidden.dtype == weight.dtype == torch.float32
         and hidden.device.type == weight.device.type == "cpu"
@@ -74,7 +76,7 @@ def takes(hidden: Tensor, weight: Tensor) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """True where a call of `layer` is no more than the product with its weight, which is here as a whole."""
+    """Returns whether a call of `layer` is no more than the product with its weight, and the weight is not sharded."""
     return (
         type(layer) in (nn.Linear, OneDNNLinear, Float32Linear)
         and "forward" not in layer.__dict__
@@ -84,7 +86,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def by_onednn(products: str) -> bool:
-    """True where oneDNN is to multiply: asked for, or with `auto` on a processor of AMD."""
+    """Returns whether oneDNN multiplies: with `onednn`, or with `auto` on a processor of AMD."""
     available = torch.backends.mkldnn.is_available()
     if products == "onednn" and not available:
         raise UsageError(
@@ -94,14 +96,14 @@ def by_onednn(products: str) -> bool:
 
 
 def processor() -> str:
-    """The text that names the maker of this machine's processor; empty if nothing does."""
+    """Returns a text that names the maker of this machine's processor; empty if unknown."""
     with suppress(OSError):
         return Path("/proc/cpuinfo").read_text(errors="replace")
     return platform.processor()
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Makes every plain linear layer of `model` a `OneDNNLinear`. Its weights and their names stay as they are."""
+    """Makes every plain linear layer of `model` a `OneDNNLinear`. Weights and their names stay as they are."""
     for layer in model.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = OneDNNLinear

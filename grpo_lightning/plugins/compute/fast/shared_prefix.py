@@ -240,7 +240,7 @@ def attention(
     """
     # Under autocast attention would cast them later. Cast before the gathers, they are half as large to copy.
     dtype = computed_in(query.device, query.dtype)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = (states.to(dtype) for states in (query, key, value))
 
     if shared_prefix is not None:
         return shared_prefix.attend(query[0], key[0], value[0], scaling, dropout)[None], None

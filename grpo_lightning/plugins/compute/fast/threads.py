@@ -1,7 +1,7 @@
-"""Threads that decode or learn from a part of the completions each, on a CPU.
+"""Threads on a CPU, each of which decodes some of the completions, or learns from some of the micro-batches.
 
-A pass of a small model is hundreds of small operations. Divided among the cores, each of them waits for its slowest
-part. Completions divided among threads wait only at the end.
+A pass of a small model is hundreds of small operations. When cores share an operation, each of them waits for the
+slowest core. When threads share the completions, they wait only at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,43 +14,50 @@ import torch
 T = TypeVar("T")
 
 
-def divided(groups: Sequence[Sequence[int]], parts: int) -> list[list[Sequence[int]]]:
-    """The groups in at most `parts` parts of about as many rows; neighbours go to different parts.
+def divided(groups: Sequence[Sequence[int]], num_shares: int) -> list[list[Sequence[int]]]:
+    """Deals the groups out to at most `num_shares` lists of about equal numbers of rows.
 
-    The longest prompts come first. Groups that cannot be dealt out evenly are divided themselves.
+    The longest prompts come first, so neighbours go to different shares. Groups that cannot be dealt out evenly are
+    divided themselves.
     """
-    whole = len(groups) // parts * parts
-    dealt = [[*groups[part:whole:parts]] for part in range(parts)]
-    for group in groups[whole:]:
-        for part, own in enumerate(dealt):
-            if rows := group[part::parts]:
-                own.append(rows)
-    return [part for part in dealt if part]
+    num_whole = len(groups) // num_shares * num_shares
+    shares = [[*groups[index:num_whole:num_shares]] for index in range(num_shares)]
+    for group in groups[num_whole:]:
+        for index, share in enumerate(shares):
+            if rows := group[index::num_shares]:
+                share.append(rows)
+    return [share for share in shares if share]
 
 
-def in_threads(work: Sequence[Callable[[], T]], pool: Executor | None = None) -> list[T]:
-    """The results of the pieces of work; each has a thread of its own and an equal part of torch's threads.
+def in_threads(tasks: Sequence[Callable[[], T]], pool: Executor | None = None) -> list[T]:
+    """Runs each task in a thread with an equal part of torch's threads, and returns their results in order.
 
-    Gradients, autocast and inference mode are on or off as outside. The first error is raised when all have ended. The
-    threads of `pool` are kept for the next call; without it new ones end with this one.
+    Gradients, autocast and inference mode are on or off as outside. The first error is raised when all have ended.
+
+    Args:
+        tasks: Functions without arguments.
+        pool: Threads to use, which stay for the next call. None makes new threads, which end with this call.
     """
-    if len(work) == 1:
-        return [work[0]()]
-    threads = torch.get_num_threads()
-    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    if len(tasks) == 1:
+        return [tasks[0]()]
+    num_threads = torch.get_num_threads()
+    has_inference = torch.is_inference_mode_enabled()
+    has_gradients = torch.is_grad_enabled()
+    has_autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu")
 
-    def run(piece: Callable[[], T]) -> T:
-        torch.set_num_threads(max(1, threads // len(work)))
+    def run(task: Callable[[], T]) -> T:
+        torch.set_num_threads(max(1, num_threads // len(tasks)))
         with (
-            torch.inference_mode(inference),
-            torch.set_grad_enabled(gradients),
-            torch.autocast("cpu", dtype, enabled=autocast),
+            torch.inference_mode(has_inference),
+            torch.set_grad_enabled(has_gradients),
+            torch.autocast("cpu", dtype, enabled=has_autocast),
         ):
-            return piece()
+            return task()
 
     try:
-        with ThreadPoolExecutor(len(work)) if pool is None else nullcontext(pool) as threads_of_work:
-            return list(threads_of_work.map(run, work))
+        with ThreadPoolExecutor(len(tasks)) if pool is None else nullcontext(pool) as executor:
+            return list(executor.map(run, tasks))
     finally:
-        torch.set_num_threads(threads)  # It is each thread's own, but new threads begin with the last one that was set.
+        # The number is each thread's own, but new threads begin with the number that was set last.
+        torch.set_num_threads(num_threads)

@@ -1,4 +1,8 @@
-"""The memory that each device of a run needs: by formulas, and by passes of its own code on tensors without numbers."""
+"""Estimates the memory that each device of a run needs.
+
+Weights, gradients and caches follow from formulas. Activations are found by the run's own passes on fake tensors, which
+have shapes and no numbers.
+"""
 
 import copy
 import sys
@@ -36,8 +40,8 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.training.module import GRPOModule
 
-# Sampling completions; passes without gradients over them; forward, backward and optimizer.
 PHASES = ("exploring", "log-probs", "updating")
+"""Sampling completions; passes without gradients over them; forward, backward and optimizer."""
 HEAP_PIECES = 0.6
 """What the heap of a CPU cannot use, as a fraction of the activations: free pieces between an adapter's small tensors.
 
@@ -48,159 +52,204 @@ layers; passes alone 0.3 to 0.8. `docs/memory.md` says how to give these pieces 
 
 @dataclass
 class Devices:
-    """`cpu` or `cuda`, how many over all nodes, how the trainer uses them, and the bytes of a process by itself."""
+    """The devices of a run, and how the trainer uses them."""
 
     kind: str = "cpu"
+    """`cpu` or `cuda`."""
     count: int = 1
+    """Number of devices over all nodes."""
     strategy: str = "auto"
+    """`fsdp2` shards the weights. With every other strategy each device has all of them."""
     precision: str = "32-true"
+    """As `trainer.precision`."""
     process: float = 0
+    """Bytes that a process takes besides what the run holds."""
 
 
 @dataclass
 class Plan:
-    """What a run holds on one device, in bytes, given its longest prompt and how many prompts it validates at once."""
+    """The memory that a run takes on one device, in bytes."""
 
     model: GRPOModule
+    """The parts of the run. Their weights need not be read."""
     loop: GRPOLoop
+    """Numbers of prompts and completions, and tokens of a micro-batch."""
     trainer: Devices
+    """What the run runs on."""
     prompt_tokens: int
+    """Tokens of the longest prompt."""
     validated: int = 0
+    """Prompts validated at once on each device."""
 
     def __post_init__(self) -> None:
-        self.policy, self.engine = Policy.__new__(Policy), self.model.explorer.engine
+        self.policy = Policy.__new__(Policy)
+        self.engine = self.model.explorer.engine
         # A sharded policy is of another class, which cannot be copied.
         vars(self.policy).update(vars(self.model.policy))
 
     def changed(self, key: str, value: Any) -> "Plan":
-        """The plan with another value for a key such as `loop.max_tokens`."""
-        plan, (part, *path) = copy.copy(self), key.removeprefix("model.").split(".")
-        owner, name = plan, path[-1]
-        for step in (part, *path[:-1]):
-            setattr(owner, step, copy.copy(getattr(owner, step)))
-            owner = getattr(owner, step)
+        """Returns the plan with another value for a key such as `loop.max_tokens`."""
+        plan = copy.copy(self)
+        section, *path, name = key.removeprefix("model.").split(".")
+        # Every object on the way to the value is copied: the run keeps its own.
+        owner = plan
+        for attribute in (section, *path):
+            setattr(owner, attribute, copy.copy(getattr(owner, attribute)))
+            owner = getattr(owner, attribute)
         setattr(owner, name, value)
-        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "teachers", "passes")
-        plan.__dict__ = {name: value for name, value in vars(plan).items() if name not in lost}
+        # Results that the value may change are computed again.
+        keeps_passes = section == "engine" or name == "strategy"
+        stale = ("rows",) if keeps_passes else ("rows", "fake", "teachers", "passes")
+        plan.__dict__ = {key: value for key, value in vars(plan).items() if key not in stale}
         return plan
 
     @cached_property
     def fake(self) -> Policy:
-        """The policy without numbers."""
+        """The policy, made of fake tensors."""
         return without_numbers(self.policy, self._dtype(self.policy), self.trainer.kind)
 
     @cached_property
     def teachers(self) -> list[Policy]:
-        """Other models that are the reference, without numbers; the one of the most weights first."""
-        found = []
-        for teacher in (one for one in self.snapshots if isinstance(one, Teacher)):
-            own = Policy.__new__(Policy)
-            vars(own).update(vars(teacher.policy) | {"compute": self.policy.compute})
-            found.append(without_numbers(own, self._dtype(own), self.trainer.kind, beside=self.fake))
-        return sorted(found, key=lambda one: -sum(map(torch.numel, one.parameters())))
+        """The other models that serve as reference, made of fake tensors; the model with the most weights first."""
+        fakes = []
+        for teacher in self.snapshots:
+            if isinstance(teacher, Teacher):
+                policy = Policy.__new__(Policy)
+                vars(policy).update(vars(teacher.policy) | {"compute": self.policy.compute})
+                fakes.append(without_numbers(policy, self._dtype(policy), self.trainer.kind, beside=self.fake))
+        return sorted(fakes, key=lambda fake: -sum(map(torch.numel, fake.parameters())))
 
     @property
     def snapshots(self) -> list[nn.Module]:
-        """The old policy and the reference, and what they are made of."""
-        return [one for part in (self.model.old_policy, self.model.reference) if part for one in part.modules()]
+        """The old policy and the reference, and the modules that they consist of."""
+        roots = (self.model.old_policy, self.model.reference)
+        return [module for root in roots if root for module in root.modules()]
+
+    @property
+    def autocasts(self) -> bool:
+        """True if products are computed in 16 bits and weights are not."""
+        return self.trainer.precision.startswith(("bf16", "16"))
 
     def _dtype(self, policy: Policy) -> torch.dtype:
         return torch.float64 if self.trainer.precision.startswith("64") else policy.dtype
 
     @cached_property
     def passes(self) -> tuple[int, int, int, int]:
-        """Tokens and rows of the fullest pack; bytes of a forward over it without gradients, and with its backward."""
-        loop, mixed = self.loop, self.trainer.precision.startswith(("bf16", "16"))
-        entropy = not isinstance(self.model.objective.entropy, NoEntropy)
+        """Tokens and rows of the largest micro-batch; peak bytes of a forward without gradients, and of an update."""
+        loop = self.loop
+        objective = self.model.objective
         prompts = max(1, loop.prompts_per_step // self.trainer.count // loop.num_minibatches)
         group = [row // loop.group_size for row in range(prompts * loop.group_size)]
-        prompt, longest = [0] * self.prompt_tokens, self._longest(self.model.sampling)
+        prompt = [0] * self.prompt_tokens
+        longest = self._longest(self.model.sampling)
         micro_batches: list[Rollouts] = []
         # Shorter completions may fill a micro-batch that has room for one and a half groups of the longest.
-        for n in (8, 7, 6, 5, 4):
-            rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
+        for eighths in (8, 7, 6, 5, 4):
+            completion = [0] * max(1, longest * eighths // 8)
+            rollouts = Rollouts.from_lists([prompt] * prompts, group, [completion] * len(group))
             micro_batches += rollouts.micro_batches(loop.max_tokens, self.fake.compute.shares_prefix)
-        micro_batch = max(micro_batches, key=lambda one: len(one.all_token_ids))
-        kl = self.model.objective.kl if self.model.objective.kl.reads_distributions else None
-        scored = max(peak_of(one, micro_batch, False, mixed, entropy) for one in (self.fake, *self.teachers))
-        updated = peak_of(self.fake, micro_batch, True, mixed, entropy, kl, next(iter(self.teachers), None))
-        return len(micro_batch.all_token_ids), len(micro_batch), scored, updated
+        largest = max(micro_batches, key=lambda micro_batch: len(micro_batch.all_token_ids))
+
+        # Both passes over it. An update may compare its distributions with a teacher's.
+        has_entropy = not isinstance(objective.entropy, NoEntropy)
+        kl = objective.kl if objective.kl.reads_distributions else None
+        models = (self.fake, *self.teachers)
+        scored = max(peak_of(fake, largest, False, self.autocasts, has_entropy) for fake in models)
+        teacher = next(iter(self.teachers), None)
+        updated = peak_of(self.fake, largest, True, self.autocasts, has_entropy, kl, teacher)
+        return len(largest.all_token_ids), len(largest), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:
-        """Most tokens of a completion; of a conversation, as many as its limits allow."""
+        """Returns the most tokens of a completion; of a conversation, as many as its limits allow."""
         sampler = self.model.explorer.sampler
-        most = getattr(getattr(sampler, "limits", None), "max_tokens", None) or sampler.longest(sampling)
-        return max(1, min(most, (self.policy.context_length or sys.maxsize) - self.prompt_tokens))
+        max_tokens = getattr(getattr(sampler, "limits", None), "max_tokens", None) or sampler.longest(sampling)
+        return max(1, min(max_tokens, (self.policy.context_length or sys.maxsize) - self.prompt_tokens))
 
     @property
     def decoding(self) -> tuple[int, int, int]:
         """Rows decoded at once, tokens of each, and bytes of their cache and logits, in training or validation."""
-        found, config, model = [(0, 0, 0)], self.policy.config, self.model
+        if not self.engine.shares_weights:
+            # An engine that has its own weights has memory of its own, too.
+            return 0, 0, 0
         limit = getattr(self.engine, "max_cache_gib", None)
-        mixed = self.trainer.precision.startswith(("bf16", "16"))
-        dtype = torch.bfloat16 if mixed else self.fake.model.dtype  # float16 has as many bytes
         memory = sys.maxsize if limit is None else int(limit * GIB)
+        dtype = torch.bfloat16 if self.autocasts else self.fake.model.dtype  # float16 has as many bytes
         prompts = max(1, self.loop.prompts_per_step // self.trainer.count)
-        trained = (prompts * self.loop.group_size, model.sampling)
-        validations = [(self.validated * one.num_samples, one.sampling) for one in model.evaluations.values()]
-        for wanted, sampling in (trained, *validations):
-            # An engine with weights of its own has a memory of its own.
-            if wanted and self.engine.shares_weights:
-                tokens, most = self.prompt_tokens + self._longest(sampling), getattr(self.engine, "max_rows", wanted)
-                row_bytes = kv_memory.row_bytes(config, dtype, tokens)
-                rows = max(1, min(most, wanted, memory // row_bytes))
-                found.append((rows, tokens, rows * row_bytes))
-        return max(found, key=lambda one: one[2])
+        evaluations = self.model.evaluations.values()
+        workloads = [(prompts * self.loop.group_size, self.model.sampling)]
+        workloads += [(self.validated * evaluation.num_samples, evaluation.sampling) for evaluation in evaluations]
+        sizes = [(0, 0, 0)]
+        for completions, sampling in workloads:
+            if completions:
+                tokens = self.prompt_tokens + self._longest(sampling)
+                row_bytes = kv_memory.row_bytes(self.policy.config, dtype, tokens)
+                max_rows = getattr(self.engine, "max_rows", completions)
+                rows = max(1, min(max_rows, completions, memory // row_bytes))
+                sizes.append((rows, tokens, rows * row_bytes))
+        return max(sizes, key=lambda size: size[2])
 
     @property
     def sampling_copies(self) -> int:
         """Bytes of the copies of linear layers that the engine samples with."""
-        mixed = self.trainer.precision.startswith(("bf16", "16"))
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # float16 has as many bytes
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocasts):  # float16 has as many bytes
             dtype = self.engine.copy_dtype(self.fake) if isinstance(self.engine, NativeEngine) else None
         return copied_bytes(self.fake.model, dtype, self.trainer.kind) if dtype else 0
 
     @cached_property
     def rows(self) -> list[tuple[str, tuple[float, ...], str]]:
-        """What takes memory: its name, its bytes in each of PHASES, and a note."""
-        fake, model, cuda = self.fake, self.model, self.trainer.kind == "cuda"
+        """The rows of the table: what takes memory, its bytes in each of PHASES, and a note."""
+        fake = self.fake
+        is_cuda = self.trainer.kind == "cuda"
         shards = self.trainer.count if self.trainer.strategy == "fsdp2" else 1
-        whole = sum(one.nbytes for one in (*fake.parameters(), *fake.buffers()))
+
+        # The policy, what an update adds to it, and frozen copies of it.
+        weights = bytes_of(fake)
         trained = [parameter for parameter in fake.parameters() if parameter.requires_grad]
         gradients = sum(parameter.nbytes for parameter in trained) / shards
-        exchanged = self.trainer.count > 1 and shards == 1
-        state = state_ratio(model.optimizer, trained[0].dtype)
+        exchanges = self.trainer.count > 1 and shards == 1
+        ratio = state_ratio(self.model.optimizer, trained[0].dtype)
         # The update comes when the activations are gone. On a GPU torch's optimizers update all parameters at once.
-        stepping = gradients if cuda else max(parameter.nbytes for parameter in trained) / shards
-        copies = sum(isinstance(one, FrozenCopy) and not isinstance(one, Teacher) for one in self.snapshots)
-        copied = (copies + self.loop.source.num_copies) * (whole / shards if fake.adapter is None else gradients)
-        # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
+        stepping = gradients if is_cuda else max(parameter.nbytes for parameter in trained) / shards
+        copies = sum(isinstance(module, FrozenCopy) and not isinstance(module, Teacher) for module in self.snapshots)
+        copied = (copies + self.loop.source.num_copies) * (weights / shards if fake.adapter is None else gradients)
+
+        # While exploring all weights are gathered; in a pass the weights in no layer, and two layers with gradients.
         gathered = gathered_bytes(fake) if shards > 1 else 0
-        held = sum(one.nbytes for teacher in self.teachers for one in (*teacher.parameters(), *teacher.buffers()))
-        reading = max(map(gathered_bytes, self.teachers)) if shards > 1 and self.teachers else 0
-        both = gathered + min(gathered, gradients * shards)
-        rows, tokens, cache = self.decoding
-        total, own = sum(map(torch.numel, fake.parameters())), sum(map(torch.numel, trained))
-        packed, in_rows, scored, updated = self.passes
-        pieces = 0 if cuda or fake.adapter is None else HEAP_PIECES * updated
-        found = [
-            ("process", (self.trainer.process,) * 3, "CUDA context" if cuda else "Python and libraries"),
-            ("weights", (whole / shards,) * 3, f"{total / 1e6:.2f} M parameters, {own / 1e6:.2f} M trained"),
-            ("gradients", (0, 0, gradients * (1 + exchanged)), "and a copy to exchange" if exchanged else ""),
-            ("optimizer", (state * gradients,) * 3, f"{state:.2g} x the gradients"),
+        gathered_with_gradients = gathered + min(gathered, gradients * shards)
+        teachers = sum(map(bytes_of, self.teachers))
+        gathered_teacher = max(map(gathered_bytes, self.teachers)) if shards > 1 and self.teachers else 0
+        reading = teachers / shards + gathered_teacher
+
+        num_decoded, tokens, cache = self.decoding
+        num_tokens, num_rows, scored, updated = self.passes
+        pieces = 0 if is_cuda or fake.adapter is None else HEAP_PIECES * updated
+        millions, millions_trained = (sum(map(torch.numel, tensors)) / 1e6 for tensors in (fake.parameters(), trained))
+        rows = [
+            ("process", (self.trainer.process,) * 3, "CUDA context" if is_cuda else "Python and libraries"),
+            ("weights", (weights / shards,) * 3, f"{millions:.2f} M parameters, {millions_trained:.2f} M trained"),
+            ("gradients", (0, 0, gradients * (1 + exchanges)), "and a copy to exchange" if exchanges else ""),
+            ("optimizer", (ratio * gradients,) * 3, f"{ratio:.2g} x the gradients"),
             ("frozen copies", (copied,) * 3, "reference, old policies"),
-            ("teachers", (held / shards, held / shards + reading, held / shards + reading), "the reference"),
-            ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
+            ("teachers", (teachers / shards, reading, reading), "the reference"),
+            (
+                "gathered weights",
+                (weights - weights / shards, gathered, gathered_with_gradients),
+                f"of {shards} shards",
+            ),
             ("copies for sampling", (self.sampling_copies, 0, 0), "in the type of the products"),
-            ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
-            ("activations, logits", (scored, scored, max(updated, stepping)), f"{packed} tokens in {in_rows} rows"),
+            ("key-value cache", (cache, 0, 0), f"{num_decoded} rows x {tokens} tokens, and logits"),
+            (
+                "activations, logits",
+                (scored, scored, max(updated, stepping)),
+                f"{num_tokens} tokens in {num_rows} rows",
+            ),
             ("pieces of the heap", (0, 0, pieces), "free between an adapter's small tensors"),
         ]
-        return [row for row in found if any(row[1])]
+        return [row for row in rows if any(row[1])]
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """The sum of each phase."""
+        """Bytes of all rows in each of PHASES."""
         return tuple(map(sum, zip(*(values for _, values, _ in self.rows), strict=True)))
 
     @property
@@ -216,97 +265,125 @@ class Plan:
             lines.append(f"  {name:<32}{numbers}  {note}".rstrip())
         return "\n".join(lines)
 
-    def within(self, has: float | None) -> "Plan":
-        """The plan on a device of `has` bytes; an engine that bounds its cache takes a part of what is free."""
-        if has is None or self.sums[0] <= has or getattr(self.engine, "max_cache_gib", 0) is not None:
+    def within(self, device_bytes: float | None) -> "Plan":
+        """Returns the plan for a device of this memory, in which an unlimited cache takes a part of the rest."""
+        is_unbounded = getattr(self.engine, "max_cache_gib", 0) is None
+        if device_bytes is None or self.sums[0] <= device_bytes or not is_unbounded:
             return self
-        part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
-        return self.changed("model.engine.max_cache_gib", max(0, (has - self.sums[0] + self.decoding[2]) * part / GIB))
+        fraction = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
+        free = device_bytes - self.sums[0] + self.decoding[2]
+        return self.changed("model.engine.max_cache_gib", max(0, free * fraction / GIB))
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Returns the bytes of the parameters and buffers of a module."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def gathered_bytes(fake: Policy) -> int:
-    """Bytes of the weights that a pass gathers of shards at once: those in no layer, and two layers."""
+    """Returns the most bytes that a pass gathers from shards at once: weights in no layer, and two layers."""
     layers = [layer for layer in fake.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
-    whole = sum(one.nbytes for one in (*fake.parameters(), *fake.buffers()))
-    return whole - sum(sizes) + 2 * max(sizes) if sizes else 0
+    sizes = [sum(parameter.nbytes for parameter in layer.parameters()) for layer in layers]
+    return bytes_of(fake) - sum(sizes) + 2 * max(sizes) if sizes else 0
 
 
 def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype) -> float:
-    """Bytes of an optimizer's state per byte of its parameters, found by an update of a small one."""
+    """Returns the bytes of an optimizer's state per byte of its parameters, measured by updating a small parameter."""
     parameter = nn.Parameter(torch.ones(64, 96, dtype=dtype))
     parameter.grad = torch.ones_like(parameter)
     stepping = optimizer([parameter])
     stepping.step()
     state = stepping.state[parameter].values()
-    return sum(one.nbytes for one in state if isinstance(one, Tensor) and one.ndim) / parameter.nbytes
+    return sum(value.nbytes for value in state if isinstance(value, Tensor) and value.ndim) / parameter.nbytes
 
 
 def remedies(plan: Plan, phase: str) -> Iterator[str]:
-    """Keys that lower the sum of a phase, each as it is found: those first that need no passes."""
-    index, policy, trainer, exploring = PHASES.index(phase), plan.policy, plan.trainer, phase == "exploring"
-    checkpoints = policy.compute.gradient_checkpointing
-    held, half, tokens = plan.sums[index], plan.decoding[2] / 2 / GIB, max(1, plan.passes[0] // 2)
-    tried = [
+    """Yields keys that lower the sum of a phase, as they are found: first the keys that need no passes to try."""
+    trainer = plan.trainer
+    is_exploring = phase == "exploring"
+    phase_bytes = plan.sums[PHASES.index(phase)]
+    half_cache = plan.decoding[2] / 2 / GIB
+    half_tokens = max(1, plan.passes[0] // 2)
+    recomputes = plan.policy.compute.gradient_checkpointing
+    has_32_bits = not trainer.precision.startswith(("bf16", "16", "64"))
+    candidates = [
         ("trainer.strategy=fsdp2", "fsdp2", trainer.count > 1 and trainer.strategy != "fsdp2"),
-        (f"model.engine.max_cache_gib={half:.2g}", half, exploring and hasattr(plan.engine, "max_cache_gib")),
-        (f"loop.max_tokens={tokens}", tokens, not exploring),
-        ("model.policy.compute.gradient_checkpointing=true", True, phase == "updating" and not checkpoints),
-        ("trainer.precision=bf16-mixed", "bf16-mixed", not trainer.precision.startswith(("bf16", "16", "64"))),
-        ("model.policy.adapter=LoRA", LoRA(), policy.adapter is None),
+        (
+            f"model.engine.max_cache_gib={half_cache:.2g}",
+            half_cache,
+            is_exploring and hasattr(plan.engine, "max_cache_gib"),
+        ),
+        (f"loop.max_tokens={half_tokens}", half_tokens, not is_exploring),
+        ("model.policy.compute.gradient_checkpointing=true", True, phase == "updating" and not recomputes),
+        ("trainer.precision=bf16-mixed", "bf16-mixed", has_32_bits),
+        ("model.policy.adapter=LoRA", LoRA(), plan.policy.adapter is None),
     ]
-    for text, value in [(text, value) for text, value, helps in tried if helps]:
-        with suppress(Exception):  # not every model takes an adapter
-            saved = held - plan.changed(text.split("=")[0], value).sums[index]
-            if saved > 0.01 * (held - trainer.process):
-                yield f"{text} saves {amount(saved)}"
+    for text, value, is_possible in candidates:
+        if is_possible:
+            with suppress(Exception):  # not every model takes an adapter
+                changed = plan.changed(text.split("=")[0], value)
+                saved = phase_bytes - changed.sums[PHASES.index(phase)]
+                if saved > 0.01 * (phase_bytes - trainer.process):
+                    yield f"{text} saves {amount(saved)}"
 
 
 def amount(size: float) -> str:
-    """1.5 * 2**30 -> 1.50 GiB."""
+    """Writes a number of bytes: 1.5 * 2**30 -> 1.50 GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live tensors that were made under it; views and `known` tensors cost nothing."""
+    """Counts the bytes of the live tensors that were made inside it. A view costs nothing.
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    Args:
+        existing: Tensors that are not counted, even where an operation inside returns them.
+    """
+
+    def __init__(self, existing: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.live = self.peak = 0
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self.live = 0
+        """Bytes now."""
+        self.peak = 0
+        """Most bytes at once so far."""
+        self._storages: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in existing)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        # Fake tensors work out their shapes by tensors of the device `meta`.
-        tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        output = func(*args, **(kwargs or {}))
+        # Fake tensors compute their shapes with tensors of the device `meta`, which hold nothing.
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and not leaf.is_meta]
         for storage in (tensor.untyped_storage() for tensor in tensors):
-            if storage not in self._seen:
-                self._seen.add(storage)
+            if storage not in self._storages:
+                self._storages.add(storage)
                 self.live += storage.nbytes()
                 weakref.finalize(storage, self._freed, storage.nbytes())
         self.peak = max(self.peak, self.live)
-        return made
+        return output
 
     def _freed(self, size: int) -> None:
         self.live -= size
 
 
 def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Policy | None = None) -> Policy:
-    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind.
+    """Returns a policy of the same settings and shapes, made of fake tensors.
 
-    Its tensors go together with those of the one `beside` it.
+    Args:
+        policy: A policy, whose weights need not be read.
+        dtype: Type of the weights.
+        device: `cpu` or `cuda`: the kind of device whose memory is estimated.
+        beside: A policy of fake tensors that will meet the tensors of the new policy in an operation.
     """
     fake = copy.copy(policy)
     fake._modules = {}
     compute = fake.compute = copy.copy(policy.compute)
+    is_fast = isinstance(compute, Fast)
     if isinstance(compute, Fast):
         compute.products = "torch"  # oneDNN computes with numbers
         compute.logits_at_once = logits_at_once(device)
     if hasattr(policy, "model"):
         attention = str(policy.model.config._attn_implementation)
-    else:  # What models do as a rule: the policy tries it when it has its weights.
-        own = ATTENTION if isinstance(compute, Fast) else "sdpa"
-        attention = "eager" if compute.attention == "eager" else own
+    else:
+        # As with most models. The policy tries it when it has its weights.
+        attention = "eager" if compute.attention == "eager" else ATTENTION if is_fast else "sdpa"
         if isinstance(compute, Fast):
             compute.needs_mask = compute.attention != "sdpa" or not has_full_attention(policy.config)
             compute.shares_prefix = compute.share_prefix and not compute.needs_mask
@@ -336,9 +413,16 @@ def peak_of(
     kl: KLEstimator | None = None,
     reference: Policy | None = None,
 ) -> int:
-    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward.
+    """Returns the most bytes at once beside weights and gradients: of a forward, and perhaps its backward.
 
-    A `kl` that reads distributions compares those of `fake` with those of `reference`, by default of its own shape.
+    Args:
+        fake: A policy of fake tensors.
+        micro_batch: The completions of the pass.
+        backward: Add the backward pass.
+        autocasts: Compute products in 16 bits.
+        entropy_gradient: Let gradients flow through the entropies.
+        kl: An estimator that reads distributions; None reads none.
+        reference: The model that `kl` compares `fake` with, made of fake tensors; None takes `fake`.
     """
     reference = reference or fake
     fake.model.train(backward)
@@ -348,21 +432,14 @@ def peak_of(
     grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
     live = LiveBytes([*fake.parameters(), *fake.buffers(), *reference.parameters(), *reference.buffers(), *grads])
 
-    def transformer(trunk: nn.Module, **inputs: Any) -> Any:
-        # What the transformer makes itself must be fake too; packs and their layouts must not.
-        with fake.__dict__["_mode"], live:
-            return trunk(**inputs, use_cache=False)
-
     def scored(policy: Policy, rollouts: Rollouts, read: Any = None) -> Any:
         return Policy.forward(reference, rollouts, read=read)
 
-    for one in (fake, reference):
-        vars(one.compute)["call"] = transformer
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        # No module of it is sharded.
+        # A snapshot without modules: nothing of it is sharded.
         snapshot: Any = SimpleNamespace(scored=scored, modules=list)
         read = kl.reading(snapshot, fake, micro_batch) if kl is not None else None
-        found = Policy.forward(fake, micro_batch, entropy_gradient, read=read)
+        output = Policy.forward(fake, micro_batch, entropy_gradient, read=read)
         if backward:
-            (found.logp + found.entropy + (0 if read is None else found.read)).sum().backward()
+            (output.logp + output.entropy + (0 if read is None else output.read)).sum().backward()
     return live.peak

@@ -1,4 +1,4 @@
-"""Keys and values of conversations between two turns, so that a turn reads only what is new."""
+"""Keys and values of conversations, kept from turn to turn, so that a turn reads only new tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,29 +9,34 @@ from torch import Tensor
 from grpo_lightning.plugins.engines.native.slab import SlabLayer
 from grpo_lightning.types import Request
 
-MASK_ELEMENTS = 2**24  # most elements of the mask of what is read at once after kept rows
+MASK_ELEMENTS = 2**24
+"""Most elements of the mask for the tokens that are read at once after kept rows."""
 
 
 @dataclass(slots=True)
 class KeptRow:
-    """What a row of the cache has read."""
+    """The tokens that a row of the cache has read, with their keys and values."""
 
     token_ids: list[int]
-    states: list[list[Tensor]]  # per layer [heads, tokens, head size] keys and values
+    """The tokens, from the first of the conversation."""
+    states: list[list[Tensor]]
+    """Per layer [heads, tokens, head size] keys and values."""
 
 
 class KeptRows:
-    """The rows that the last call of an engine has read and drawn, one per conversation.
+    """The rows of an engine's last call, one per conversation.
 
-    A conversation is known by `prompt_id` and `sample`, and what is used of its row by the token ids alone: as far as
-    they are those of the new prompt. So a history that was rewritten is read again from where it differs. Rows that a
-    call does not ask for are dropped when it ends.
+    A row is found by `prompt_id` and `sample`. It is used as far as its tokens equal the tokens of the new prompt. So a
+    rewritten history is read again from where it differs. Rows that a call does not use are dropped at its end.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], KeptRow] = {}  # those of the last call, the oldest first
+        self._rows: dict[tuple[int, int], KeptRow] = {}
+        """Rows of the last call, the oldest first."""
         self._new: dict[tuple[int, int], KeptRow] = {}
+        """Rows of the current call."""
         self.limit = 0
+        """Most tokens to hold."""
 
     @property
     def num_tokens(self) -> int:
@@ -39,24 +44,27 @@ class KeptRows:
         return sum(len(row.token_ids) for rows in (self._rows, self._new) for row in rows.values())
 
     def begin(self, limit: int) -> None:
-        """Begins a call: drops the oldest rows until there are at most `limit` tokens, and keeps no more from now."""
-        self.limit, self._new = max(0, limit), {}
+        """Begins a call: sets the limit, and drops the oldest rows that exceed it."""
+        self.limit = max(0, limit)
+        self._new = {}
         while self._rows and self.num_tokens > self.limit:
             del self._rows[next(iter(self._rows))]
 
     def find(self, group: Sequence[Request]) -> tuple[KeptRow, int] | None:
-        """A row that has read the longest beginning of a prompt, and its tokens; the prompt has one more at least.
+        """Returns the row that has read the longest beginning of a prompt, and the number of tokens to use of it.
 
-        The rows of its requests are found only once.
+        At least the last token of the prompt is left to read. A row is found only once.
+
+        Args:
+            group: Requests with equal `token_ids`.
         """
         best: tuple[KeptRow, int] | None = None
         for request in group:
             if row := self._rows.pop((request.prompt_id, request.sample), None):
                 prompt = request.token_ids
-                both = zip(row.token_ids, prompt[:-1], strict=False)
-                ends = min(len(row.token_ids), len(prompt) - 1)
-                length = next((index for index, (old, new) in enumerate(both) if old != new), ends)
-                # What would need a mask that is too large is read as a whole, without any.
+                pairs = [*zip(row.token_ids, prompt[:-1], strict=False)]
+                length = next((index for index, (old, new) in enumerate(pairs) if old != new), len(pairs))
+                # If the mask would be too large, the prompt is read as a whole, which takes no mask.
                 if length > (best[1] if best else 0) and (len(prompt) - length) * len(prompt) <= MASK_ELEMENTS:
                     best = row, length
         return best
@@ -64,25 +72,33 @@ class KeptRows:
     def save(
         self,
         requests: Sequence[Request],
-        drawn: Sequence[list[int]],
+        sampled_ids: Sequence[list[int]],
         layers: list[SlabLayer],
         rows: list[int],
         width: int,
     ) -> None:
-        """Keeps rows of a slab, as far as there is room.
+        """Keeps rows of a slab, until the limit is reached.
 
-        `drawn` has the tokens of each row that the model has read. `rows` are indices in the slab; `width` is the
-        number of its columns before the first drawn token.
+        Args:
+            requests: The request of each row.
+            sampled_ids: The sampled tokens of each row that the model has read.
+            layers: The slabs.
+            rows: Indices in the slabs.
+            width: Columns of the slabs before the first sampled token.
         """
         room = self.limit - self.num_tokens
-        for request, ids, row in zip(requests, drawn, rows, strict=True):
+        for request, ids, row in zip(requests, sampled_ids, rows, strict=True):
             room -= len(request.token_ids) + len(ids)
             if room < 0:
                 return
-            own = [slice(len(request.token_ids)), slice(width, width + len(ids))]
-            states = [[torch.cat([slab[row, :, part] for part in own], 1) for slab in layer.slabs] for layer in layers]
+            # The padding between prompt and completion is left out.
+            spans = [slice(len(request.token_ids)), slice(width, width + len(ids))]
+            states = [
+                [torch.cat([slab[row, :, span] for span in spans], 1) for slab in layer.slabs] for layer in layers
+            ]
             self._new[request.prompt_id, request.sample] = KeptRow([*request.token_ids, *ids], states)
 
     def end(self) -> None:
-        """Ends a call: what it has kept is there for the next one."""
-        self._rows, self._new = self._new, {}
+        """Ends a call: the next call finds the rows that this call has kept."""
+        self._rows = self._new
+        self._new = {}

@@ -1,4 +1,4 @@
-"""How much memory the key-value cache of decoding takes, and how many rows fit into the free memory."""
+"""Bytes of the key-value cache of decoding, and bytes of free memory."""
 
 import math
 from pathlib import Path
@@ -12,16 +12,20 @@ from grpo_lightning import ranks
 
 GIB = 2**30
 
-CUDA_FRACTION = 0.8  # of a GPU's free memory; the rest is for activations of the prefill, and for fragmentation
-CPU_FRACTION = 0.5  # of a machine's available memory, which other programs need too
-LOGITS_COPIES = 4  # float32 tensors [rows, V] that are held at once while a token is drawn
-READ_TOKENS = 2**14  # most tokens of prompts, padding included, that are read at once: enough to do for a GPU
+CUDA_FRACTION = 0.8
+"""Fraction of a GPU's free memory to use. The rest is for activations of the prefill, and for fragmentation."""
+CPU_FRACTION = 0.5
+"""Fraction of a machine's available memory to use. Other programs need memory, too."""
+LOGITS_COPIES = 4
+"""Number of float32 tensors [rows, V] that are held at once while a token is sampled."""
+READ_TOKENS = 2**14
+"""Most tokens of prompts, padding included, that are read at once. They keep a GPU busy."""
 
 
 def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes in the key-value cache per token and row, over all layers.
+    """Returns the bytes of the key-value cache per token of a row, over all layers.
 
-    `dtype` is the autocast dtype where there is one, else that of the weights.
+    `dtype` is autocast's type where autocast is on, else the type of the weights.
     """
     config = config.get_text_config(decoder=True)
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
@@ -29,10 +33,11 @@ def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 
 def _numbers_per_token(layer: Any) -> int:
-    """Elements of keys and values per token in one layer."""
+    """Returns the elements of keys and values per token in one layer."""
     query_heads = layer.num_attention_heads
     latent = getattr(layer, "kv_lora_rank", None)
-    if latent is not None:  # Multi-head latent attention caches what its keys and values are computed from.
+    # Multi-head latent attention caches the vector from which it computes keys and values.
+    if latent is not None:
         return latent + layer.qk_rope_head_dim
     size = getattr(layer, "head_dim", None) or layer.hidden_size // query_heads
     heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or query_heads
@@ -42,22 +47,22 @@ def _numbers_per_token(layer: Any) -> int:
 
 
 def row_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes per decoded row, for its cache and its logits."""
+    """Returns the bytes per decoded row, for its cache and its logits."""
     vocabulary = config.get_text_config(decoder=True).vocab_size
     return cache_bytes_per_token(config, dtype) * tokens + LOGITS_COPIES * vocabulary * torch.float32.itemsize
 
 
 def read_at_once(config: PreTrainedConfig, dtype: torch.dtype, memory: int) -> int:
-    """Tokens of prompts to read at once: their activations take at most about a quarter of the cache."""
+    """Returns the tokens of prompts to read at once. Their activations take at most about a quarter of the cache."""
     config = config.get_text_config(decoder=True)
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    mlp_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # Gate, up and their product, beside the states; Gemma 3n has a size per layer.
-    numbers = 3 * (max(inner) if isinstance(inner, list) else inner) + 8 * config.hidden_size
-    return max(1, min(READ_TOKENS, memory // (4 * numbers * dtype.itemsize)))
+    num_elements = 3 * (max(mlp_size) if isinstance(mlp_size, list) else mlp_size) + 8 * config.hidden_size
+    return max(1, min(READ_TOKENS, memory // (4 * num_elements * dtype.itemsize)))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that decoding may take on `device`, from what is free there now."""
+    """Returns the bytes that decoding may take on `device`: a fraction of the memory that is free now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -66,12 +71,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def available_bytes() -> int:
-    """Bytes of main memory that are available without swapping, to this machine or to its container."""
+    """Returns the bytes of main memory available without swapping, on this machine or in its container."""
     return int(min(psutil.virtual_memory().available, in_cgroup(Path("/sys/fs/cgroup"))))
 
 
 def in_cgroup(folder: Path) -> float:
-    """Bytes that a container may still take, cached files included; infinite if unknown or unlimited."""
+    """Returns the bytes that a container may still take, cached files included; infinite if unknown or unlimited."""
     try:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Copies of a model's linear layers for decoding: in the layout that few rows read fastest, or in fewer bytes."""
+"""Copies of a model's linear layers for decoding: in the layout that few rows read fastest, or in a smaller type."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,17 +15,18 @@ from grpo_lightning.plugins.compute.fast.products import OneDNNLinear
 from grpo_lightning.policy.architecture import Float32Linear, head_dtype, trunk_of
 from grpo_lightning.policy.policy import Policy
 
-ROWS = 16  # that a layout is made for; oneDNN chooses the same one from 2 rows to thousands
+ROWS = 16
+"""Rows that a layout is made for. oneDNN chooses the same layout from 2 rows to thousands."""
 
 
 class LinearCopies:
-    """The weights of a policy's linear layers as they are now, which `in_use` computes with.
+    """Copies of the weights of a policy's linear layers, for decoding.
 
-    They do not follow the policy: make them again after every update. Layers of other kinds, such as quantised ones and
-    the experts of a mixture, keep their own weights. A head tied to the embedding is copied, the embedding is not.
+    Copies do not follow the policy: make them again after every update. Layers of other kinds, such as quantised layers
+    and the experts of a mixture, keep their weights. If head and embedding share a tensor, only the head is copied.
 
-    On a CPU the copies are packed for oneDNN. Its products of few rows take a third of the time of MKL's on AMD's
-    processors, and differ by rounding. Elsewhere only another type makes a copy.
+    On a CPU the copies are packed for oneDNN. On AMD's processors its products of few rows take a third of MKL's time,
+    and differ by rounding. On other devices a layer is copied only into another type.
     """
 
     def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
@@ -35,7 +36,7 @@ class LinearCopies:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The layers compute with their copies inside."""
+        """A context in which the layers compute with their copies."""
         for layer, forward in self._forwards.items():
             layer.__dict__["forward"] = forward
         try:
@@ -46,13 +47,13 @@ class LinearCopies:
 
 
 def linear_layers(model: PreTrainedModel) -> list[Any]:
-    """The linear layers of the transformer and its head."""
+    """Returns the linear layers of the transformer and its head."""
     layers = [*trunk_of(model).modules(), model.get_output_embeddings()]
     return [layer for layer in layers if type(layer) in (nn.Linear, OneDNNLinear, Conv1D, Float32Linear)]
 
 
 def casts_weights(model: PreTrainedModel) -> bool:
-    """True where a linear layer would cast its weight at every decoded position.
+    """Returns whether a linear layer would cast its weight at every decoded position.
 
     Lightning opens autocast without its cache, and a float32 head may have weights of another type.
     """
@@ -60,23 +61,23 @@ def casts_weights(model: PreTrainedModel) -> bool:
 
 
 def copied_bytes(model: PreTrainedModel, dtype: torch.dtype, device: str) -> int:
-    """Bytes of the copies of `model` for products of `dtype` on a device of this kind."""
+    """Returns the bytes of the copies of `model`, for products of `dtype` on a device of this kind."""
     return sum(
-        layer.weight.numel() * kind.itemsize
+        layer.weight.numel() * copy_dtype.itemsize
         for layer in linear_layers(model)
-        if (kind := _type_of_copy(layer, dtype, device))
+        if (copy_dtype := _copy_dtype(layer, dtype, device))
     )
 
 
 def _packs(dtype: torch.dtype, device: str) -> bool:
-    """True where oneDNN has a layout of its own for weights of this type."""
+    """Returns whether oneDNN has a special layout for weights of this type."""
     if device != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _type_of_copy(layer: Any, dtype: torch.dtype, device: str) -> torch.dtype | None:
-    """The type of a copy of the layer's weight for products of `dtype`; None if a copy would be no better."""
+def _copy_dtype(layer: Any, dtype: torch.dtype, device: str) -> torch.dtype | None:
+    """Returns the type for a copy of the layer's weight, for products of `dtype`; None if a copy would be no faster."""
     packs = _packs(dtype, device)
     if isinstance(layer, Float32Linear):
         dtype, packs = torch.float32, False
@@ -85,24 +86,24 @@ def _type_of_copy(layer: Any, dtype: torch.dtype, device: str) -> torch.dtype | 
 
 @torch.no_grad()
 def _forward(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-    """Computes as the layer does, from a copy of its weight; None if a copy would be no better."""
+    """Returns a forward that computes with a copy of the layer's weight; None if a copy would be no faster."""
     weight = layer.weight.detach()
     device = weight.device.type
-    kind = _type_of_copy(layer, dtype, device)
-    if kind is None:
+    copy_dtype = _copy_dtype(layer, dtype, device)
+    if copy_dtype is None:
         return None
-    weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(kind)
-    bias = None if layer.bias is None else layer.bias.detach().to(kind)
+    weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(copy_dtype)
+    bias = None if layer.bias is None else layer.bias.detach().to(copy_dtype)
     if isinstance(layer, Float32Linear):
         copied: Any = SimpleNamespace(weight=weight, bias=bias)
         return partial(Float32Linear.forward, copied)
-    if _packs(kind, device):
+    if _packs(copy_dtype, device):
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
     return partial(_product, dtype, weight, bias)
 
 
 def _product(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
-    """The output in the type that the rest of the model computes in."""
+    """Returns the layer's output, in the type that the rest of the model computes in."""
     cast = hidden.to(dtype)
     output: Tensor
     if weight.is_mkldnn:

@@ -1,4 +1,4 @@
-"""Reading prompts: their keys and values into a slab, and the states of their last tokens."""
+"""Reads prompts: puts their keys and values into a slab, and returns the states of their last tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,96 +17,119 @@ from grpo_lightning.policy.policy import Policy
 def read(
     policy: Policy,
     prompts: Sequence[list[int]],
-    known: Sequence[tuple[KeptRow, int] | None],
+    kept_rows: Sequence[tuple[KeptRow, int] | None],
     num_layers: int,
     read_tokens: int,
 ) -> tuple[list[SlabLayer], Tensor]:
-    """Keys and values of P prompts, right-padded in a slab, and [P, hidden] the states of their last tokens.
+    """Returns the keys and values of P prompts, right-padded in slabs, and [P, hidden] states of their last tokens.
 
-    The policy is in eval mode and has the slab's attention. What is `known` is the row that has read the beginning of a
-    prompt, and how many tokens of it. At most `read_tokens` of new prompts, padding included, are read at once.
+    Args:
+        policy: In eval mode, with the slab's attention.
+        prompts: Token ids of each prompt.
+        kept_rows: For each prompt a row that has read its beginning, and how many tokens of it; or None.
+        num_layers: Number of slabs.
+        read_tokens: Most tokens of new prompts, padding included, that are read at once.
     """
-    device, width = policy.device, max(map(len, prompts))
+    device = policy.device
+    width = max(map(len, prompts))
     layers = [SlabLayer(width) for _ in range(num_layers)]
-    starts = [one[1] if one else 0 for one in known]
-    for row, one in enumerate(known):
-        for layer, states in zip(layers, one[0].states, strict=True) if one else ():
+
+    # What kept rows have read is copied.
+    starts = [entry[1] if entry else 0 for entry in kept_rows]
+    for row, entry in enumerate(kept_rows):
+        for layer, states in zip(layers, entry[0].states, strict=True) if entry else ():
             if not layer.is_initialized:
                 layer.allocate(states, len(prompts))
-            for slab, kept in zip(layer.slabs, states, strict=True):
-                slab[row, :, : starts[row]] = kept[:, : starts[row]]
-    rest = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
-    last, order = [], []
-    for rows in _packs(starts, rest, width, read_tokens):
-        row, first, lengths = torch.tensor([(row, starts[row], len(rest[row])) for row in rows], device=device).T
-        seen = max(len(prompts[row]) for row in rows)
-        index, position = ragged.segments(lengths), ragged.positions(lengths)
-        places = (row[index], first[index] + position), (index, position)
-        after = (row, seen) if starts[rows[0]] else None
-        cache = Cache(layers=[_PackLayer(layer, len(prompts), *places, after) for layer in layers])
+            for slab, kept_states in zip(layer.slabs, states, strict=True):
+                slab[row, :, : starts[row]] = kept_states[:, : starts[row]]
+
+    # All other tokens are read, some prompts at once.
+    new_ids = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
+    last_states = []
+    order = []
+    for rows in _rows_read_at_once(starts, new_ids, width, read_tokens):
+        triples = [(row, starts[row], len(new_ids[row])) for row in rows]
+        slab_row, first_position, lengths = torch.tensor(triples, device=device).T
+        member = ragged.segments(lengths)
+        position = ragged.positions(lengths)
+        num_visible = max(len(prompts[row]) for row in rows)
+        continued = (slab_row, num_visible) if starts[rows[0]] else None
+        targets = (slab_row[member], first_position[member] + position)
+        cache = Cache(
+            layers=[_PromptLayer(layer, len(prompts), targets, (member, position), continued) for layer in layers]
+        )
         options: dict[str, Any] = {cache_name(policy.trunk): cache}
-        if after:
-            column = torch.arange(seen, device=device)
-            position_ids = first[:, None] + column[: max(len(rest[row]) for row in rows)]
+        if continued:
+            # A new token sees the kept tokens, and new tokens up to itself.
+            column = torch.arange(num_visible, device=device)
+            position_ids = first_position[:, None] + column[: max(len(new_ids[row]) for row in rows)]
             # The model may have no positions for the padding.
-            options["position_ids"] = position_ids.clamp(max=seen - 1)
+            options["position_ids"] = position_ids.clamp(max=num_visible - 1)
             options["attention_mask"] = (column <= position_ids[..., None])[:, None]
-        flat = torch.tensor([token for row in rows for token in rest[row]], device=device)
+        flat = torch.tensor([token for row in rows for token in new_ids[row]], device=device)
         hidden = policy.hidden(ragged.pad(flat, lengths), use_cache=True, **options)
-        last.append(hidden[torch.arange(len(rows), device=device), lengths - 1])
+        last_states.append(hidden[torch.arange(len(rows), device=device), lengths - 1])
         order += rows
     for layer in layers:
         layer.length = width
-    return layers, torch.cat(last)[torch.tensor(order, device=device).argsort()]
+    return layers, torch.cat(last_states)[torch.tensor(order, device=device).argsort()]
 
 
-def _packs(starts: list[int], rest: Sequence[list[int]], width: int, read_tokens: int) -> list[list[int]]:
-    """Prompts that are read together: new ones by their tokens, others while their mask is small."""
-    micro_batches = []
-    for begun, cost, limit in ((False, 1, read_tokens), (True, width, MASK_ELEMENTS)):
-        rows = [row for row, start in enumerate(starts) if bool(start) is begun]
-        budget = ragged.token_budget([cost * len(rest[row]) for row in rows], limit)
-        micro_batches += [sorted(rows[index] for index in micro_batch) for micro_batch in budget]
-    return micro_batches
+def _rows_read_at_once(
+    starts: list[int], new_ids: Sequence[list[int]], width: int, read_tokens: int
+) -> list[list[int]]:
+    """Divides prompts: new prompts by the number of their tokens, continued prompts by the size of their mask."""
+    batches = []
+    for is_continued, cost, limit in ((False, 1, read_tokens), (True, width, MASK_ELEMENTS)):
+        rows = [row for row, start in enumerate(starts) if bool(start) is is_continued]
+        batches_of_indices = ragged.token_budget([cost * len(new_ids[row]) for row in rows], limit)
+        batches += [sorted(rows[index] for index in indices) for indices in batches_of_indices]
+    return batches
 
 
-class _PackLayer(DynamicLayer):
-    """Puts the keys and values of what is read together into the slab of all prompts.
+class _PromptLayer(DynamicLayer):
+    """Puts the keys and values of prompts that are read together into the slab of all prompts.
 
     Args:
-        slab: Of all prompts.
+        slab: The slab of all prompts.
         num_prompts: P.
-        into: [N] row and column in the slab of each new token.
-        source: [N] row and position of each new token among those read together.
-        after: [r] rows in the slab, and columns that hold all of their prompts; None where prompts are read whole.
+        targets: [N] row and column in the slab of each new token.
+        sources: [N] row and position of each new token among the tokens that are read together.
+        continued: [r] rows in the slab, and columns that hold all of their prompts; None for new prompts.
     """
 
     def __init__(
         self,
         slab: SlabLayer,
         num_prompts: int,
-        into: tuple[Tensor, Tensor],
-        source: tuple[Tensor, Tensor],
-        after: tuple[Tensor, int] | None,
+        targets: tuple[Tensor, Tensor],
+        sources: tuple[Tensor, Tensor],
+        continued: tuple[Tensor, int] | None,
     ) -> None:
         super().__init__()
-        self.slab, self.num_prompts, self.into, self.source, self.after = slab, num_prompts, into, source, after
+        self.slab = slab
+        self.num_prompts = num_prompts
+        self.targets = targets
+        self.sources = sources
+        self.continued = continued
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Stores the states of new tokens, and returns all that the rows see."""
+        """Stores the states of new tokens, and returns the states of all tokens that the rows see."""
         if not self.slab.is_initialized:
             self.slab.allocate((key_states, value_states), self.num_prompts)
-        (row, column), (index, position) = self.into, self.source
+        slab_row, column = self.targets
+        row, position = self.sources
         for slab, states in zip(self.slab.slabs, (key_states, value_states), strict=True):
-            slab[row, :, column] = states[index, :, position].to(slab.dtype)
-        if self.after is None:  # Causal attention sees no padding.
+            slab[slab_row, :, column] = states[row, :, position].to(slab.dtype)
+        # New prompts see nothing else: causal attention keeps the padding behind them out of sight.
+        if self.continued is None:
             return key_states, value_states
-        rows, seen = self.after
+        rows, num_visible = self.continued
         keys, values = (slab if len(rows) == len(slab) else slab[rows] for slab in self.slab.slabs)
-        return keys[:, :, :seen], values[:, :, :seen]
+        return keys[:, :, :num_visible], values[:, :, :num_visible]
 
     def get_seq_length(self) -> int:
-        """0: where something is known, positions and mask come with the tokens."""
+        """Returns 0. For continued prompts, positions and mask are arguments of the forward."""
         return 0

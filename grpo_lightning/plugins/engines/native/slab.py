@@ -1,4 +1,4 @@
-"""A key-value cache layer in one preallocated slab: decoding appends in place and never copies what is there."""
+"""A key-value cache layer in one preallocated slab: decoding appends in place, and never copies earlier positions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,23 +18,32 @@ class SlabLayer(DynamicLayer):
         super().__init__()
         self.capacity = capacity
         self.length = 0
+        """Number of positions that are filled."""
 
-    def allocate(self, states: Sequence[Tensor], rows: int) -> None:
-        """Makes room for so many rows of keys and values such as these [..., heads, positions, head size]: zeros."""
-        self.device, self.is_initialized = states[0].device, True
-        # Under autocast, attention would cast the whole cache at every token.
+    def allocate(self, states: Sequence[Tensor], num_rows: int) -> None:
+        """Allocates zeros for `num_rows` rows, with heads and types as in `states`.
+
+        Args:
+            states: [..., heads, positions, head size] keys, and values.
+            num_rows: B.
+        """
+        self.device = states[0].device
+        self.is_initialized = True
+        # Attention's type: under autocast it would cast the whole cache at every token.
         self.dtype = kernels.computed_in(self.device, states[0].dtype)
         self.slabs = [
-            each.new_zeros(rows, each.shape[-3], self.capacity, each.shape[-1], dtype=self.dtype) for each in states
+            tensor.new_zeros(num_rows, tensor.shape[-3], self.capacity, tensor.shape[-1], dtype=self.dtype)
+            for tensor in states
         ]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Appends the states of new positions and returns all, as views."""
-        first, self.length = self.length, self.length + key_states.shape[2]
+        """Appends the states of new positions, and returns the states of all positions, as views."""
+        start = self.length
+        self.length += key_states.shape[2]
         for slab, states in zip(self.slabs, (key_states, value_states), strict=True):
-            slab[:, :, first : self.length] = states
+            slab[:, :, start : self.length] = states
         keys, values = self.slabs
         return keys[:, :, : self.length], values[:, :, : self.length]
 
@@ -42,15 +51,16 @@ class SlabLayer(DynamicLayer):
         return self.length
 
     def expand(self, rows: Tensor, capacity: int) -> None:
-        """Makes row i of a slab of the new capacity a copy of row `rows[i]`, which may occur any number of times."""
-        old, self.capacity = self.slabs, capacity
-        # Zeros: a weight of 0 times what memory happens to hold may be NaN.
-        self.slabs = [slab.new_zeros(len(rows), slab.shape[1], capacity, slab.shape[3]) for slab in old]
-        for slab, before in zip(self.slabs, old, strict=True):
-            slab[:, :, : self.length] = before.index_select(0, rows)
+        """Allocates slabs of the new capacity, in which row i is a copy of row `rows[i]`. A row may occur again."""
+        old_slabs = self.slabs
+        self.capacity = capacity
+        # Zeros: memory may hold anything, and a weight of 0 times NaN is NaN.
+        self.slabs = [slab.new_zeros(len(rows), slab.shape[1], capacity, slab.shape[3]) for slab in old_slabs]
+        for slab, old_slab in zip(self.slabs, old_slabs, strict=True):
+            slab[:, :, : self.length] = old_slab.index_select(0, rows)
 
     def keep(self, rows: Tensor) -> None:
-        """Compacts the slab to `rows` [r]. The memory of the others is not freed."""
+        """Compacts the slabs to `rows` [r]. The memory of the other rows is not freed."""
         for slab in self.slabs:
             slab[: len(rows), :, : self.length] = slab[:, :, : self.length].index_select(0, rows)
         self.slabs = [slab[: len(rows)] for slab in self.slabs]
@@ -66,19 +76,23 @@ def attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """[B, H, L, D], [B, K, S, D] x 2 -> [B, L, H, D]: a causal prefill with L = S, or new tokens under a mask."""
+    """[B, H, L, D], [B, K, S, D] x 2 -> [B, L, H, D]: a causal prefill with L = S, or new tokens under a mask.
+
+    With `shared_prompts` the keys and values are of completions alone.
+    """
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
-    length, shared = query.shape[2], kwargs.get("shared_prompts")
-    if isinstance(shared, SharedPrompts):
-        output = shared.attend(module.layer_idx, query.to(key.dtype), key, value, scaling)
-    elif length > 1 and attention_mask is None:
+    is_prefill = query.shape[2] > 1
+    shared_prompts = kwargs.get("shared_prompts")
+    if isinstance(shared_prompts, SharedPrompts):
+        output = shared_prompts.attend(module.layer_idx, query.to(key.dtype), key, value, scaling)
+    elif is_prefill and attention_mask is None:
         output = kernels.causal(query, key, value, scaling)
     else:
-        groups = query.shape[1] // key.shape[1]
-        folded = attention_mask.repeat(1, 1, groups, 1) if attention_mask is not None and length > 1 else attention_mask
-        output = kernels.masked(query, key, value, folded, scaling)
+        if is_prefill and attention_mask is not None:
+            attention_mask = attention_mask.repeat(1, 1, query.shape[1] // key.shape[1], 1)
+        output = kernels.masked(query, key, value, attention_mask, scaling)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -92,18 +106,28 @@ def mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: object,
 ) -> Tensor | None:
-    """The mask that `attention` takes, [B or 1, 1, L, S] to be added or None; it replaces those of transformers.
+    """[B or 1, 1, L, S] mask for `attention`, to be added to the scores; None if every key is visible.
 
-    In decoding, where prompts differ in length, `attention_mask` [B, S] is False on the padding between prompt and
-    completion. `local_size` is the width of a window or chunk; `dtype` that of the states, without autocast. It is
-    called once per kind of layer: each layer would convert a bool mask again.
+    It takes the place of transformers' masks, and is called once per kind of layer. In decoding, if prompts differ in
+    length, some keys are padding between prompt and completion.
+
+    Args:
+        q_length: L, new tokens.
+        kv_length: S, all tokens.
+        mask_function: Returns whether a query sees a key, from their positions.
+        attention_mask: [B, at least S] bool, False on padding; None without padding.
+        local_size: Width of a window or chunk; None without one.
+        device: Device of the mask.
+        dtype: Type of the states, without autocast.
+        kwargs: Further arguments of transformers, which are not read.
     """
-    seen = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
+    is_visible = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
     if local_size is not None and kv_length > local_size:
+        # Positions of the keys: padding takes none.
         if attention_mask is None:
-            keys = torch.arange(kv_length, device=device)[None]
+            positions = torch.arange(kv_length, device=device)[None]
         else:
-            keys = attention_mask[:, :kv_length].cumsum(-1) - 1
-        inside = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
-        seen = inside if seen is None else seen & inside
-    return None if seen is None else kernels.additive(seen, kernels.computed_in(seen.device, dtype))
+            positions = attention_mask[:, :kv_length].cumsum(-1) - 1
+        is_inside = mask_function(0, 0, positions[:, -q_length:, None], positions[:, None, :])[:, None]
+        is_visible = is_inside if is_visible is None else is_visible & is_inside
+    return None if is_visible is None else kernels.additive(is_visible, kernels.computed_in(is_visible.device, dtype))

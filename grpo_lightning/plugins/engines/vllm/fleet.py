@@ -1,4 +1,4 @@
-"""The servers of a run: calls spread over them by free slots, those that are lost, and new weights on the way."""
+"""The servers of a run: spreads calls by free slots, leaves lost servers out, and holds calls for new weights."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.engine import Drawn
@@ -21,33 +21,54 @@ from grpo_lightning.types import Completion, FinishReason
 
 log = logging.getLogger(__name__)
 
-THREADS = "grpo-vllm"  # how the names of the threads begin that wait for answers
+THREADS = "grpo-vllm"
+"""Beginning of the names of the threads that wait for answers."""
 GENERATE = "/inference/v1/generate"
-ABORTED = "abort"  # the reason of a completion that a pause has ended
-DRAIN_SECONDS = 2.0  # in which an aborted request answers; one that the server has not begun does not
+ABORTED = "abort"
+"""Finish reason of a completion that a pause has ended."""
+DRAIN_SECONDS = 2.0
+"""Time in which an aborted request answers. A request that the server has not begun does not answer."""
 
-Part = tuple[int, list[int], list[float], str | None]
-"""Of an answer: the completion's number in its call, token ids, log-probs, and why it ended."""
+
+class Piece(NamedTuple):
+    """New tokens of a completion, in an answer to a call."""
+
+    number: int
+    """Index of the completion in its call."""
+    token_ids: list[int]
+    """The new tokens."""
+    logp: list[float]
+    """The log-prob of each."""
+    reason: str | None
+    """Why the completion ended; None if it goes on."""
 
 
 class Fleet:
     """Servers with the same weights.
 
     Args:
-        servers: All of them.
-        slots: Completions that each draws at once; further ones wait here, for the server that has room first.
+        servers: All servers.
+        slots: Completions that a server samples at once. Further completions wait here for the first free server.
     """
 
     def __init__(self, servers: list[Server], slots: int) -> None:
-        self.servers, self.slots = servers, slots
-        self.live = [*servers]  # those that have the weights, and have not failed since
-        self.version, self.pushed = 0, ""  # `Policy.version` of the weights, and what the servers call them
+        self.servers = servers
+        self.slots = slots
+        self.live = [*servers]
+        """Servers that have the weights, and have not failed since."""
+        self.version = 0
+        """`Policy.version` of the weights."""
+        self.pushed = ""
+        """The servers' name for the weights."""
+        self.is_held = False
+        """True while no request may begin."""
+        self._is_closed = False
         self._changed = threading.Condition()
-        self._load = Counter[Server]()  # completions that each draws
-        self._is_held = self._is_closed = False
+        self._load = Counter[Server]()
+        """Completions that each server samples now."""
 
     def close(self) -> None:
-        """Ends all requests; new ones fail until weights are brought."""
+        """Ends all requests. New requests fail until the servers get weights."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -56,7 +77,7 @@ class Fleet:
 
     @contextmanager
     def hung_up(self) -> Iterator[None]:
-        """Ends all requests that are under way, and those that begin inside."""
+        """A context that ends all running requests, and all requests that begin inside."""
         with ExitStack() as stack:
             for server in self.servers:
                 stack.enter_context(server.hung_up())
@@ -64,10 +85,11 @@ class Fleet:
 
     def hold(self) -> None:
         """Lets no request begin until `release`."""
-        self._is_held, self._is_closed = True, False
+        self.is_held = True
+        self._is_closed = False
 
     def drain(self) -> None:
-        """Waits for the requests that a pause has ended. One that the server has not begun is hung up."""
+        """Waits for the requests that a pause has ended. Requests that a server has not begun are hung up."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._load.total(), DRAIN_SECONDS):
                 return
@@ -76,26 +98,30 @@ class Fleet:
 
     def release(self, live: list[Server], version: int, pushed: str) -> None:
         """Lets requests begin again: the servers `live` have the weights of `version`, and call them `pushed`."""
-        first = ranks.rank() % len(live)  # ranks begin with different servers
+        # Ranks begin with different servers.
+        start = ranks.rank() % len(live)
         with self._changed:
-            self.live = [*live[first:], *live[:first]]
-            self.version, self.pushed, self._is_held = version, pushed, False
+            self.live = [*live[start:], *live[:start]]
+            self.version = version
+            self.pushed = pushed
+            self.is_held = False
             self._changed.notify_all()
 
     @contextmanager
     def seat(self, size: int, prompt: int, homes: dict[int, Server]) -> Iterator[tuple[Server, int]]:
-        """Waits for a server with room for `size` completions. Yields it, and the version of the weights, which stay.
+        """Waits for a server with room for `size` completions. Yields it, and the version of its weights.
 
-        It is the prompt's of `homes`, which has read it, or else the one with most room.
+        The weights stay as they are inside. The server is the prompt's in `homes`, which has read the prompt, or else
+        the server with most room, which becomes the prompt's.
         """
 
         def free() -> Server | None:
-            fits = [one for one in self.live if not self._load[one] or self._load[one] + size <= self.slots]
+            fits = [server for server in self.live if self._load[server] + size <= max(self.slots, size)]
             home = homes.get(prompt)
             return home if home in fits else min(fits, key=self._load.__getitem__, default=None)
 
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or (not self._is_held and free()))
+            self._changed.wait_for(lambda: self._is_closed or (not self.is_held and free()))
             server = free()
             if self._is_closed or server is None:
                 raise ServerError("the engine was closed")
@@ -109,17 +135,17 @@ class Fleet:
                 self._changed.notify_all()
 
     def check(self, server: Server) -> None:
-        """Raises OtherWeights where a server has other weights than it was given. For use in a seat."""
+        """Raises OtherWeights if a server has other weights than the run's. Call it in a seat."""
         weights = server.get("/weight_info")
-        found = weights.get("weight_version") if isinstance(weights, dict) else None
-        if found != self.pushed:
+        actual = weights.get("weight_version") if isinstance(weights, dict) else None
+        if actual != self.pushed:
             raise OtherWeights(
-                f"{server.url} has other weights (version {found}, expected {self.pushed}): it was started anew, or "
+                f"{server.url} has other weights (version {actual}, expected {self.pushed}): it was started anew, or "
                 "another run uses it"
             )
 
     def lose(self, server: Server, error: Exception) -> None:
-        """Leaves a server out; raises the error if it is the last one."""
+        """Leaves a server out until it gets weights; raises the error if it is the last server."""
         with self._changed:
             if server not in self.live:
                 return
@@ -130,112 +156,155 @@ class Fleet:
         with server.hung_up():
             pass
 
-    def draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
-        """Lets the servers draw, and yields completions as they end. The calls of a lost server go to the others."""
-        found: SimpleQueue[list[tuple[int, Completion]] | Exception | None] = SimpleQueue()
-        lock, asked = threading.Lock(), set[Server]()
-        homes = dict[int, Server]()
+    def generate(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
+        """Lets the servers sample, and yields completions as they end. Other servers take the calls of a lost one."""
+        yield from _Answers(self, drawing, sampling, vocabulary).completions()
 
-        def listen(index: int) -> None:
-            size, prompt = len(drawing.calls[index].rows), drawing.prompt_id(index)
-            try:
-                while index in drawing.open:
-                    with self.seat(size, prompt, homes) as (server, version):
-                        try:
-                            ask(index, server, version)
-                        except Exception as error:
-                            if not drawing.open:  # too late to leave it out
-                                raise
-                            with lock:
-                                drawing.restart(index)
-                            if not self._is_held:  # else it was hung up for new weights
-                                self.lose(server, error)
-                found.put(None)
-            except Exception as error:
-                found.put(error)
 
-        def ask(index: int, server: Server, version: int) -> None:
-            if server not in asked:
-                self.check(server)
-                asked.add(server)
-            call = drawing.calls[index]
-            parameters = call.parameters(sampling, drawing.stops.ids)
-            body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
-            streamed = closing(server.events(GENERATE, body)) if drawing.streams else None
-            with streamed or nullcontext([server.post(GENERATE, body)]) as pieces:
-                for piece in pieces:
-                    take(index, checked(piece, server, vocabulary, drawing, index), version)
-                    if index not in drawing.open:
-                        break
-                else:
-                    raise ServerError(f"{server.url}{GENERATE}: the answer ended early")
-            for one in asked & {*self.live} if not drawing.open else ():
-                try:
-                    self.check(one)
-                except OtherWeights:
-                    raise
-                except ServerError as error:  # it has done its part
-                    if not self._is_held:
-                        self.lose(one, error)
+class _Answers:
+    """Waits for the answers to the calls of a `Drawing`, in a thread per call.
 
-        def take(index: int, parts: list[Part], version: int) -> None:
-            for number, token_ids, logp, reason in parts:
-                is_aborted = reason == ABORTED
-                with lock:
-                    if index not in drawing.open:
-                        return
-                    ended = drawing.add(index, number, token_ids, logp, None if is_aborted else reason, version)
-                    if is_aborted and not ended:
-                        pool.submit(listen, drawing.carry_on(index, number))
-                found.put(ended)
+    Args:
+        fleet: The servers.
+        drawing: The calls, and the completions as they grow.
+        sampling: The distribution to sample from.
+        vocabulary: Number of tokens that the model has.
+    """
 
-        pool, num_ended = ThreadPoolExecutor(num_connections(self.slots * len(self.servers)), THREADS), 0
+    def __init__(self, fleet: Fleet, drawing: Drawing, sampling: Sampling, vocabulary: int) -> None:
+        self._fleet = fleet
+        self._drawing = drawing
+        self._sampling = sampling
+        self._vocabulary = vocabulary
+        self._results: SimpleQueue[list[tuple[int, Completion]] | Exception | None] = SimpleQueue()
+        """Completions that have ended, None for each call that has ended, or an error that ends all."""
+        self._lock = threading.Lock()
+        self._checked = set[Server]()
+        """Servers that had the run's weights when their first call began."""
+        self._homes = dict[int, Server]()
+        """The server that has read a prompt, by prompt id."""
+        self._pool = ThreadPoolExecutor(num_connections(fleet.slots * len(fleet.servers)), THREADS)
+
+    def completions(self) -> Drawn:
+        """Begins all calls, and yields completions as they end."""
+        calls = self._drawing.calls
+        num_ended = 0
         try:
-            for index in range(len(drawing.calls)):
-                pool.submit(listen, index)
-            while num_ended < len(drawing.calls):
-                ended = found.get()
-                if isinstance(ended, Exception):
-                    raise ended
-                num_ended += ended is None
-                yield from ended or ()
+            for index in range(len(calls)):
+                self._pool.submit(self._finish, index)
+            # New weights add calls: one for each completion that goes on.
+            while num_ended < len(calls):
+                result = self._results.get()
+                if isinstance(result, Exception):
+                    raise result
+                num_ended += result is None
+                yield from result or ()
         except BaseException:
-            with lock:
-                drawing.open.clear()  # whatever is still drawn is not wanted
-            with self.hung_up():
-                pool.shutdown(cancel_futures=True)
+            # No further completion is wanted.
+            with self._lock:
+                self._drawing.open.clear()
+            with self._fleet.hung_up():
+                self._pool.shutdown(cancel_futures=True)
             raise
-        pool.shutdown()
+        self._pool.shutdown()
+
+    def _finish(self, index: int) -> None:
+        """Makes a call until all of its completions have ended, with another server if one is lost."""
+        drawing = self._drawing
+        size = len(drawing.calls[index].rows)
+        try:
+            while index in drawing.open:
+                with self._fleet.seat(size, drawing.prompt_id(index), self._homes) as (server, version):
+                    try:
+                        self._call(index, server, version)
+                    except Exception as error:
+                        # Every call has ended: it is too late to leave the server out.
+                        if not drawing.open:
+                            raise
+                        with self._lock:
+                            drawing.restart(index)
+                        # While requests are held, it was hung up for new weights.
+                        if not self._fleet.is_held:
+                            self._fleet.lose(server, error)
+            self._results.put(None)
+        except Exception as error:
+            self._results.put(error)
+
+    def _call(self, index: int, server: Server, version: int) -> None:
+        """Makes a call to a server, and adds its answer to the completions."""
+        drawing = self._drawing
+        if server not in self._checked:
+            self._fleet.check(server)
+            self._checked.add(server)
+
+        call = drawing.calls[index]
+        parameters = call.parameters(self._sampling, drawing.stops.ids)
+        body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
+        stream = closing(server.events(GENERATE, body)) if drawing.streams else None
+        with stream or nullcontext([server.post(GENERATE, body)]) as answers:
+            for answer in answers:
+                self._add(index, pieces_of(answer, server, self._vocabulary, drawing, index), version)
+                if index not in drawing.open:
+                    break
+            else:
+                raise ServerError(f"{server.url}{GENERATE}: the answer ended early")
+
+        # The last call looks whether any server has got other weights meanwhile.
+        for used in self._checked & {*self._fleet.live} if not drawing.open else ():
+            try:
+                self._fleet.check(used)
+            except OtherWeights:
+                raise
+            except ServerError as error:
+                # It has answered all of its calls.
+                if not self._fleet.is_held:
+                    self._fleet.lose(used, error)
+
+    def _add(self, index: int, pieces: list[Piece], version: int) -> None:
+        """Adds pieces to their completions. A completion that a pause has ended continues in a new call."""
+        for piece in pieces:
+            is_aborted = piece.reason == ABORTED
+            with self._lock:
+                if index not in self._drawing.open:
+                    return
+                reason = None if is_aborted else piece.reason
+                completions = self._drawing.add(index, piece.number, piece.token_ids, piece.logp, reason, version)
+                if is_aborted and not completions:
+                    self._pool.submit(self._finish, self._drawing.carry_on(index, piece.number))
+            self._results.put(completions)
 
 
 def num_connections(num_completions: int) -> int:
-    """Most requests of one rank that wait for answers at once, where servers draw this number of completions.
+    """Returns the most requests of a rank that wait for answers at once, if servers sample `num_completions` at once.
 
-    A request may be for one completion: so it is with stop strings, and after new weights in the middle of a group. One
-    request more waits for a seat. At most half of the files that the process may open are connections.
+    A request may be for a single completion: with stop strings, and after new weights in the middle of a group. One
+    request more waits for a seat. Connections take at most half of the files that the process may open.
     """
-    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = sys.maxsize if most_files == resource.RLIM_INFINITY else most_files // 2
-    return max(1, min(num_completions + 1, most))
+    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    max_connections = sys.maxsize if max_files == resource.RLIM_INFINITY else max_files // 2
+    return max(1, min(num_completions + 1, max_connections))
 
 
 class OtherWeights(ServerError):
-    """A server draws with weights that the run did not give it."""
+    """A server samples with weights that are not the run's."""
 
 
-def checked(answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int) -> list[Part]:
-    """The completions in an answer to a call; raises ServerError if it is something else."""
-    count, found = len(drawing.calls[index].rows), list[Part]()
+def pieces_of(answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int) -> list[Piece]:
+    """Returns the pieces in an answer to a call; raises ServerError if the answer makes no sense."""
+    count = len(drawing.calls[index].rows)
+    pieces = list[Piece]()
     try:
-        for one in answer["choices"]:
-            ids, number, reason = [int(id) for id in one["token_ids"]], int(one["index"]), one["finish_reason"]
-            logp = [float(entry["logprob"]) for entry in one["logprobs"]["content"]] if ids else []
+        for choice in answer["choices"]:
+            ids = [int(id) for id in choice["token_ids"]]
+            number = int(choice["index"])
+            reason = choice["finish_reason"]
+            logp = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]] if ids else []
             assert len(ids) == len(logp) and all(0 <= id < vocabulary for id in ids)
             assert all(-math.inf < p < 1e-3 for p in logp) and 0 <= number < count
             assert reason in (None, ABORTED, *FinishReason) and (ids or reason in (None, ABORTED))
-            found.append((number, ids, logp, reason))
-        numbers, reasons = [one[0] for one in found], [one[3] for one in found]
-        assert drawing.streams or (sorted(numbers) == [*range(count)] and None not in reasons)
-        return found
+            pieces.append(Piece(number, ids, logp, reason))
+        is_complete = sorted(piece.number for piece in pieces) == [*range(count)]
+        assert drawing.streams or (is_complete and all(piece.reason is not None for piece in pieces))
+        return pieces
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         raise ServerError(f"{server.url}{GENERATE}: the answer makes no sense: {str(answer)[:200]}") from error

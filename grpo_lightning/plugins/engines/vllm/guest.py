@@ -15,12 +15,12 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-# Functions of torch that vLLM replaces on a CPU, and calls itself.
 REPLACED: list[tuple[Any, str]] = [
     (torch, "set_num_threads"),
     (torch.accelerator, "synchronize"),
     (torch.accelerator, "empty_cache"),
 ]
+"""Functions of torch that vLLM replaces on a CPU, and calls itself."""
 
 
 # Sets the default process group. None is as before `init_process_group`, but the group lives on. torch 2.13 has no
@@ -28,10 +28,10 @@ REPLACED: list[tuple[Any, str]] = [
 _set_default_group = distributed_c10d._update_default_pg
 
 
-def _set_environment(before: Mapping[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
+def _set_environment(environment: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(environment)
 
 
 def _signals() -> dict[int, Any]:
@@ -40,8 +40,8 @@ def _signals() -> dict[int, Any]:
     return {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
 
 
-def _set_signals(before: Mapping[int, Any]) -> None:
-    for number, handler in before.items():
+def _set_signals(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
@@ -50,7 +50,6 @@ def _algorithms() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-# How each setting of the process is read, and set again where it has changed.
 SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (lambda: dict(os.environ), _set_environment),
     (random.getstate, random.setstate),
@@ -58,20 +57,24 @@ SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
     (lambda: sys.stdout, lambda file: setattr(sys, "stdout", file)),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (_algorithms, lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1])),
+    (_algorithms, lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
 ]
+"""The functions that read and write each setting of the process."""
 
 
 class Guest:
-    """Lets a library run inside this process, and leaves the process as it was.
+    """Isolates a library inside this process, and restores the process after each call.
 
-    Inside `at_home` the library has its environment variables and its default process group. Outside, these are gone;
-    generators of Python, NumPy and torch, thread counts, signal handlers, the hook for exceptions, warnings, and the
-    precision of matrix products are what they were. Autocast, inference mode and deterministic algorithms are off
-    inside, and the default type is float32: the library has types of its own. The user's own environment variables go
-    before `defaults`, not before `environment`.
+    Inside `at_home` the library has its environment variables and its default process group. Outside, both are gone,
+    and all else is as before: generators of Python, NumPy and torch, thread counts, signal handlers, the hook for
+    exceptions, warnings, and the precision of matrix products. Inside, autocast, inference mode and deterministic
+    algorithms are off, and the default type is float32, since the library chooses its types itself.
+
+    Args:
+        environment: Environment variables, which override the user's.
+        defaults: Environment variables that the user's override.
     """
 
     def __init__(self, environment: Mapping[str, str], defaults: Mapping[str, str]) -> None:
@@ -82,7 +85,7 @@ class Guest:
 
     @contextmanager
     def at_home(self, device: torch.device, **environment: str) -> Iterator[None]:
-        """The library may do as it likes inside."""
+        """A context for calls of the library, with further environment variables."""
         cuda = device.type == "cuda"
         with (
             _settings(),
@@ -98,7 +101,8 @@ class Guest:
             torch.set_default_dtype(torch.float32)
             # Some algorithms of vLLM have no deterministic form, and raise under `trainer.deterministic`.
             torch.use_deterministic_algorithms(False)
-            try:  # vLLM wants a file behind sys.stdout, which a notebook's need not have
+            # vLLM needs a file behind sys.stdout, which a notebook's need not have.
+            try:
                 sys.stdout.fileno()
             except (AttributeError, OSError, ValueError):
                 sys.stdout = sys.__stdout__
@@ -107,7 +111,7 @@ class Guest:
 
     @contextmanager
     def _own_group(self) -> Iterator[None]:
-        """The library's default process group, where it made one; Lightning and metrics would use it."""
+        """A context with the library's default process group, if it made one; Lightning must not use it."""
         if distributed.is_initialized():
             yield
             return
@@ -122,41 +126,42 @@ class Guest:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Inside `at_home`, for the library's end: a default process group that is not its own is out of its sight.
+        """A context for the library's end, inside `at_home`: it hides a default process group that others made.
 
-        vLLM destroys whatever default group there is.
+        vLLM would destroy it.
         """
-        others = distributed.group.WORLD if self._group is None else None
-        if others is not None:
+        hidden = distributed.group.WORLD if self._group is None else None
+        if hidden is not None:
             _set_default_group(None)
         try:
             yield
         finally:
-            if others is not None:
-                _set_default_group(others)
+            if hidden is not None:
+                _set_default_group(hidden)
 
     @contextmanager
     def _own_functions(self) -> Iterator[None]:
-        """Functions of torch that the library has replaced with its own."""
-        before = {name: getattr(*name) for name in REPLACED}
+        """A context with the functions that the library has put in place of torch's."""
+        originals = {name: getattr(*name) for name in REPLACED}
         for name, function in self._functions.items():
             setattr(*name, function)
         try:
             yield
         finally:
             self._functions = {name: getattr(*name) for name in REPLACED}
-            for name, function in before.items():
+            for name, function in originals.items():
                 setattr(*name, function)
 
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Restores the settings of the process, and NumPy's generator."""
-    before, numpy = [read() for read, _ in SETTINGS], np.random.get_state()
+    """A context that restores the settings of the process, and NumPy's generator."""
+    values = [read() for read, _ in SETTINGS]
+    numpy_state = np.random.get_state()
     try:
         yield
     finally:
-        np.random.set_state(numpy)
-        for value, (read, write) in zip(before, SETTINGS, strict=True):
+        np.random.set_state(numpy_state)
+        for value, (read, write) in zip(values, SETTINGS, strict=True):
             if read() != value:
                 write(value)

@@ -18,31 +18,33 @@ from grpo_lightning.plugins.engines.vllm.named_weights import named_weights
 from grpo_lightning.plugins.engines.vllm.vllm_requests import Drawing, dtype_of
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line, location
-from grpo_lightning.types import Completion, RandomKey, Request, UsageError, at_least, require
+from grpo_lightning.types import Completion, RandomKey, Request, UsageError, at_least
 
 CPU_CACHE_GIB = 1.0
+"""Memory for the key-value cache on a CPU if `max_cache_gib` is None."""
 
-# There is one vLLM per process, whatever the number of engines.
 GUEST = Guest(
-    # In this process, so that weights are handed over as they are.
+    # In this process, so that weights are handed over without a copy.
     {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
 )
+"""vLLM, of which there is one per process, with any number of engines."""
 
 
 class VLLMEngine(RolloutEngine):
-    """Decodes with vLLM in this process, from weights of its own that are renewed after every update.
+    """Decodes with vLLM in this process, with a copy of the weights that is renewed after every update.
 
-    For a GPU, and models from about a billion parameters on: vLLM decodes many long completions faster. It needs the
-    extra `vllm`. Under DDP and FSDP each rank has an engine. On a GPU vLLM sleeps while the policy learns, and holds no
-    memory then. On a CPU it works too, slower than `NativeEngine`: a test of a run before it goes to a GPU.
+    Use it on a GPU, with models of about a billion parameters or more: vLLM decodes many long completions faster. It
+    needs the extra `vllm`. Under DDP and FSDP each rank has an engine. On a GPU vLLM sleeps while the policy learns,
+    and holds no memory then. On a CPU it is slower than `NativeEngine`, and serves to test a run before it goes to a
+    GPU.
 
     The random numbers of a completion depend on the run's seed, the step, its prompt, its index in the group and its
-    first position. They are not those of the other engines.
+    first position. They differ from the random numbers of the other engines.
 
     Args:
         gpu_memory: Fraction of the GPU's memory that vLLM may take while it is awake, weights and cache together.
-        max_cache_gib: Memory for the key-value cache. None takes what `gpu_memory` leaves; on a CPU 1 GiB.
+        max_cache_gib: Memory for the key-value cache. None takes the memory that `gpu_memory` leaves; on a CPU 1 GiB.
         max_model_len: Longest prompt and completion together, in tokens. None takes what the model allows and the
             cache holds.
         options: Further arguments of `vllm.LLM`, such as `{enforce_eager: true}`.
@@ -62,9 +64,10 @@ class VLLMEngine(RolloutEngine):
         max_model_len: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        require(0 < gpu_memory <= 1, f"model.engine.gpu_memory={gpu_memory}: give a fraction above 0, at most 1")
-        has_cache = max_cache_gib is None or max_cache_gib > 0
-        require(has_cache, f"model.engine.max_cache_gib={max_cache_gib}: give more than 0, or null")
+        if not 0 < gpu_memory <= 1:
+            raise UsageError(f"model.engine.gpu_memory={gpu_memory}: give a fraction above 0, at most 1")
+        if max_cache_gib is not None and max_cache_gib <= 0:
+            raise UsageError(f"model.engine.max_cache_gib={max_cache_gib}: give more than 0, or null")
         at_least("model.engine.max_model_len", max_model_len, 2)
         self.gpu_memory = gpu_memory
         self.max_cache_gib = max_cache_gib
@@ -75,36 +78,36 @@ class VLLMEngine(RolloutEngine):
         self._device = torch.device("cpu")
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError where there is no vLLM, or no room for `max_new_tokens`."""
-        require(
-            find_spec("vllm") is not None,
-            "model.engine=VLLMEngine needs vLLM: pip install 'grpo-lightning[vllm]' (docs/vllm.md has the way for "
-            "a CPU), or use model.engine=NativeEngine",
-        )
+        """Raises UsageError if vLLM is not installed, or has no room for `max_new_tokens`."""
+        if find_spec("vllm") is None:
+            raise UsageError(
+                "model.engine=VLLMEngine needs vLLM: pip install 'grpo-lightning[vllm]' "
+                "(docs/vllm.md has the way for a CPU), or use model.engine=NativeEngine"
+            )
         _check_segments(policy.device)
-        require(
-            self.max_model_len is None or sampling.max_new_tokens < self.max_model_len,
-            f"model.engine.max_model_len={self.max_model_len}: no room for a prompt beside "
-            f"sampling.max_new_tokens={sampling.max_new_tokens}; raise it",
-        )
         if self.max_model_len is None:
             return
+        if self.max_model_len <= sampling.max_new_tokens:
+            raise UsageError(
+                f"model.engine.max_model_len={self.max_model_len}: no room for a prompt beside "
+                f"sampling.max_new_tokens={sampling.max_new_tokens}; raise it"
+            )
         limit = policy.longrope_length
-        require(
-            limit is None or self.max_model_len <= limit,
-            f"model.engine.max_model_len={self.max_model_len}: give at most {limit}; with more vLLM takes longrope's "
-            "other frequencies, for short sequences too",
-        )
+        if limit is not None and self.max_model_len > limit:
+            raise UsageError(
+                f"model.engine.max_model_len={self.max_model_len}: give at most {limit}; "
+                "with more vLLM takes longrope's other frequencies, for short sequences too"
+            )
 
     def wake(self) -> None:
-        """Takes the memory for the weights; that of the cache is taken once they are there."""
+        """Takes memory for the weights. `sync` takes the memory for the cache, after the weights have come."""
         if self._sleeps:
             torch.cuda.empty_cache()
             with GUEST.at_home(self._device):
                 self._llm.wake_up(["weights"])
 
     def sync(self, policy: Policy) -> None:
-        """Starts vLLM the first time; gives it the policy's weights, one tensor at a time."""
+        """Gives vLLM the policy's weights, one tensor at a time. Starts vLLM the first time."""
         self._device = policy.device
         # Lightning sets no RANK.
         rank = {"RANK": str(ranks.rank()), "LOCAL_RANK": str(self._device.index or 0)}
@@ -114,7 +117,7 @@ class VLLMEngine(RolloutEngine):
                     self._start(policy)
                 weights = named_weights(policy, self._has_head)
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-                # It holds keys and values of the weights before.
+                # The cache holds keys and values of the old weights.
                 self._llm.reset_prefix_cache()
                 if self._sleeps:
                     self._llm.wake_up(["kv_cache"])
@@ -124,7 +127,7 @@ class VLLMEngine(RolloutEngine):
         super().sync(policy)
 
     def sleep(self) -> None:
-        """Drops weights and cache on a GPU; a CPU keeps them."""
+        """Drops weights and cache on a GPU. A CPU keeps them."""
         if self._sleeps:
             with GUEST.at_home(self._device):
                 self._llm.sleep(level=2)
@@ -132,15 +135,15 @@ class VLLMEngine(RolloutEngine):
 
     @property
     def _sleeps(self) -> bool:
-        """True where there is a vLLM that can sleep."""
+        """True if vLLM runs, and can sleep."""
         return self._llm is not None and self._device.type == "cuda"
 
     def _start(self, policy: Policy) -> None:
         from vllm import LLM
 
         _check_segments(self._device)
-        cuda = self._device.type == "cuda"
-        cache = self.max_cache_gib or (None if cuda else CPU_CACHE_GIB)
+        is_cuda = self._device.type == "cuda"
+        cache_gib = self.max_cache_gib or (None if is_cuda else CPU_CACHE_GIB)
         settings = {
             "model": location(policy.path),
             "trust_remote_code": policy.trust_remote_code,
@@ -151,10 +154,10 @@ class VLLMEngine(RolloutEngine):
             "max_model_len": self.max_model_len or policy.longrope_length or -1,  # -1 is the longest that fits
             "seed": 0,
             "gpu_memory_utilization": self.gpu_memory,
-            "kv_cache_memory_bytes": None if cache is None else int(cache * GIB),
+            "kv_cache_memory_bytes": None if cache_gib is None else int(cache_gib * GIB),
             "logprobs_mode": "processed_logprobs",
-            "enable_sleep_mode": cuda,
-            "enforce_eager": not cuda,  # on a CPU, compiling takes longer than it gains
+            "enable_sleep_mode": is_cuda,
+            "enforce_eager": not is_cuda,  # on a CPU, compiling takes longer than it gains
             "disable_log_stats": True,
         }
         if ranks.world_size() > 1:
@@ -166,42 +169,42 @@ class VLLMEngine(RolloutEngine):
                 f"model.engine=VLLMEngine: vLLM does not start with {policy.path} ({first_line(error)}); use "
                 "model.engine=NativeEngine, or model.engine.options for other arguments of vllm.LLM"
             ) from error
-        # A head that is tied to the embedding may be apart in memory; where vLLM has none, it refuses the name.
+        # vLLM may have a tied head as a tensor beside the embedding. If it has no head, it refuses the name.
         (self._has_head,) = self._llm.apply_model(lambda model: hasattr(model, "lm_head"))
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
         limit = self._llm.llm_engine.model_config.max_model_len
         setting = ("model.engine.max_model_len", "raise max_model_len, or max_cache_gib if max_model_len is null")
-        return self._draw(Drawing(requests, sampling, key, self.policy, limit, setting), sampling)
+        return self._decode(Drawing(requests, sampling, key, self.policy, limit, setting), sampling)
 
     @torch.no_grad()
-    def _draw(self, drawing: Drawing, sampling: Sampling) -> Drawn:
-        """As `generate`; whoever closes it early leaves no request in vLLM."""
+    def _decode(self, drawing: Drawing, sampling: Sampling) -> Drawn:
+        """Yields completions as they end. If it is closed early, no request stays in vLLM."""
         try:
             with self._at_home():
-                self._ask(drawing, sampling)
+                self._add_requests(drawing, sampling)
             while drawing.open:
                 with self._at_home():
-                    ended = self._step(drawing)
-                yield from ended
+                    completions = self._step(drawing)
+                yield from completions
         except GeneratorExit:
             with self._at_home():
                 self._llm.llm_engine.abort_request([str(index) for index in drawing.open])
             raise
         except BaseException:
-            # vLLM would go on with the requests that it has at its next call.
+            # At its next call vLLM would continue the requests that it still has.
             self.close()
             raise
 
     @contextmanager
     def _at_home(self) -> Iterator[None]:
-        # On a CPU vLLM compiles only how it counts likelier tokens: 3 seconds for nothing.
+        # On a CPU vLLM compiles only the count of likelier tokens, which takes 3 seconds and gains nothing.
         stance = "default" if self._device.type == "cuda" else "force_eager"
         with GUEST.at_home(self._device), torch.compiler.set_stance(stance):
             yield
 
-    def _ask(self, drawing: Drawing, sampling: Sampling) -> None:
+    def _add_requests(self, drawing: Drawing, sampling: Sampling) -> None:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -216,17 +219,20 @@ class VLLMEngine(RolloutEngine):
             self._llm.llm_engine.add_request(str(index), tokens_input(call.token_ids), params)
 
     def _step(self, drawing: Drawing) -> list[tuple[int, Completion]]:
-        """Lets vLLM draw until a completion has ended."""
-        engine, ended = self._llm.llm_engine, list[tuple[int, Completion]]()
-        while not ended:
+        """Lets vLLM sample until a completion has ended."""
+        engine = self._llm.llm_engine
+        completions = list[tuple[int, Completion]]()
+        while not completions:
             for output in engine.step():
-                index, reason = int(output.request_id), None
-                for one in output.outputs:
-                    reason = one.finish_reason
-                    ended += drawing.add(index, one.index, one.token_ids, one.logprobs.logprobs, reason)
+                index = int(output.request_id)
+                reason = None
+                for piece in output.outputs:
+                    reason = piece.finish_reason
+                    completions += drawing.add(index, piece.index, piece.token_ids, piece.logprobs.logprobs, reason)
+                # A stop string has ended the request, which vLLM does not know.
                 if reason is None and index not in drawing.open:
                     engine.abort_request([output.request_id])
-        return ended
+        return completions
 
     def close(self) -> None:
         super().close()
@@ -234,15 +240,15 @@ class VLLMEngine(RolloutEngine):
             with GUEST.at_home(self._device), GUEST.leaving():
                 self._llm.llm_engine.engine_core.shutdown()
                 self._llm = None
-                gc.collect()  # what refers to itself would keep the weights
+                gc.collect()  # reference cycles would keep the weights
 
 
 def _check_segments(device: torch.device) -> None:
     """Raises UsageError for a setting of torch's memory with which vLLM cannot sleep."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         value = os.environ.get(name, "")
-        require(
-            device.type != "cuda" or "expandable_segments:True" not in value,
-            f"{name}={value}: vLLM cannot give back its memory with expandable_segments:True while the policy learns. "
-            "Unset it, or use model.engine=VLLMServerEngine",
-        )
+        if device.type == "cuda" and "expandable_segments:True" in value:
+            raise UsageError(
+                f"{name}={value}: vLLM cannot give back its memory with expandable_segments:True "
+                "while the policy learns. Unset it, or use model.engine=VLLMServerEngine"
+            )

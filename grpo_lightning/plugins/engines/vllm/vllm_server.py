@@ -1,4 +1,4 @@
-"""An engine for large models: vLLM on GPUs or nodes of its own, over HTTP."""
+"""An engine for large models: vLLM on other GPUs or nodes, over HTTP."""
 
 import logging
 import secrets
@@ -22,11 +22,12 @@ from grpo_lightning.plugins.engines.vllm.named_weights import named_weights
 from grpo_lightning.plugins.engines.vllm.vllm_requests import Drawing, dtype_of
 from grpo_lightning.plugins.engines.vllm.weight_transfer import SharedFolder
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey, Request, UsageError, at_least, require
+from grpo_lightning.types import RandomKey, Request, UsageError, at_least
 
 log = logging.getLogger(__name__)
 
-PROBE_SECONDS = 5.0  # in which a server that was lost must answer, to be asked again
+PROBE_SECONDS = 5.0
+"""Time in which a server that was lost must answer to be used again."""
 SETTINGS = "/server_info?config_format=json"
 GO_ON = "Start the server again and continue with --ckpt_path last"
 
@@ -34,19 +35,19 @@ GO_ON = "Start the server again and continue with --ckpt_path last"
 class VLLMServerEngine(RolloutEngine):
     """Decodes with `vllm serve` on other GPUs or nodes, whose weights are renewed after every update.
 
-    Take it where a model does not fit beside the training, or where sampling gets GPUs of its own. The servers are
-    plain vLLM: docs/vllm.md has the line that starts one. A prompt goes to the server with most free slots, and its
-    group stays there. With several ranks each asks all servers, and rank 0 brings the weights. A server belongs to one
-    run. One that dies, hangs or answers nonsense is left out until it comes back: the others draw its part.
+    Use it if a model does not fit beside the training, or if sampling has separate GPUs. The servers are plain vLLM:
+    docs/vllm.md has the line that starts a server. A prompt goes to the server with most free slots, and its group
+    stays there. With several ranks, each rank uses all servers, and rank 0 sends the weights. A server belongs to one
+    run. A server that dies, hangs or answers nonsense is left out until it comes back, and the others take its work.
 
-    Completions are those of `VLLMEngine` with the same seeds, up to rounding.
+    Completions equal those of `VLLMEngine` with the same seeds, up to rounding.
 
     Args:
-        urls: The servers, such as `[http://node1:8000, http://node2:8000]`.
-        transfer: How the weights reach them. None is `SharedFolder()`.
-        timeout: Longest silence of a server in seconds: it must have drawn a group, or read the weights, in this time.
+        urls: Addresses of the servers, such as `[http://node1:8000, http://node2:8000]`.
+        transfer: The way of the weights to the servers. None is `SharedFolder()`.
+        timeout: Longest silence of a server in seconds. It must sample a group, or read the weights, in this time.
         wait: Seconds to wait at the beginning for servers that are still starting.
-        slots: Completions that a server draws at once, its `--max-num-seqs`. Others wait for one that has room.
+        slots: Completions that a server samples at once, its `--max-num-seqs`. Others wait for a server with room.
     """
 
     draws_elsewhere = renews_midway = gathers_weights = True
@@ -64,9 +65,10 @@ class VLLMServerEngine(RolloutEngine):
         wait: float = 0.0,
         slots: int = 256,
     ) -> None:
-        is_list = bool(urls) and not isinstance(urls, str)
-        require(is_list, f"model.engine.urls={urls!r}: give a list of addresses, such as [http://node1:8000]")
-        require(timeout > 0, f"model.engine.timeout={timeout}: give more than 0 seconds")
+        if not urls or isinstance(urls, str):
+            raise UsageError(f"model.engine.urls={urls!r}: give a list of addresses, such as [http://node1:8000]")
+        if timeout <= 0:
+            raise UsageError(f"model.engine.timeout={timeout}: give more than 0 seconds")
         at_least("model.engine.wait", wait, 0)
         at_least("model.engine.slots", slots, 1)
         self.urls = list(urls)
@@ -79,7 +81,7 @@ class VLLMServerEngine(RolloutEngine):
         self._names_head = False
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError where a server does not answer, or was started for something else."""
+        """Raises UsageError if a server does not answer, or was started with other settings."""
         self._until = time.monotonic() + self.wait
         try:
             configs = [self._config_of(server) for server in self._servers]
@@ -89,12 +91,14 @@ class VLLMServerEngine(RolloutEngine):
             self._compare(server, config, policy, sampling)
         if ranks.rank() == 0:
             self.transfer.check_room(sum(p.numel() for p in policy.parameters()) * compute_dtype(policy).itemsize)
-        self._told = {server.url: told(config) for server, config in zip(self._servers, configs, strict=True)}
+        self._settings_by_url = {
+            server.url: fixed_settings(config) for server, config in zip(self._servers, configs, strict=True)
+        }
         self._max_model_len = min(config["max_model_len"] for config in configs)
         self._names_head = any(config["device"] == "cpu" for config in configs)
 
     def _config_of(self, server: Server) -> Mapping[str, Any]:
-        """The configuration of a server, once it has started."""
+        """Returns the configuration of a server, once it has started."""
         while True:
             try:
                 server.get("/health")
@@ -107,44 +111,49 @@ class VLLMServerEngine(RolloutEngine):
         try:
             server.post(GENERATE, {})
         except ServerError as error:
-            if error.status == 404:  # Otherwise it is there: it wants more than nothing.
+            # Any other status is a refusal of the empty request, by a server that can generate.
+            if error.status == 404:
                 raise
         try:
-            found: Mapping[str, Any] = server.get(SETTINGS)["vllm_config"]
-            model, device = found["model_config"], found["device_config"]["device"]
+            config: Mapping[str, Any] = server.get(SETTINGS)["vllm_config"]
+            model = config["model_config"]
             return {
                 "max_model_len": int(model["max_model_len"]),
                 "dtype": str(model["dtype"]).removeprefix("torch."),
                 "logprobs_mode": str(model["logprobs_mode"]),
-                "device": str(device),
+                "device": str(config["device_config"]["device"]),
             }
         except (KeyError, TypeError, ValueError) as error:
             raise ServerError(f"{server.url}{SETTINGS}: this is no vLLM of a version from 0.30 on") from error
 
     def _compare(self, server: Server, config: Mapping[str, Any], policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError where a server draws or computes otherwise than `policy` is scored.
+        """Raises UsageError if a server samples or computes otherwise than `policy` is scored.
 
-        vLLM does not tell the sizes of its model. Another model is noticed when it gets the weights.
+        vLLM does not publish the sizes of its model. Another model is noticed when it gets the weights.
         """
-        limit, actual = config["max_model_len"], config["dtype"]
-        require(
-            limit > sampling.max_new_tokens,
-            f"model.engine.urls: {server.url} has max_model_len={limit}: no room for a prompt beside "
-            f"sampling.max_new_tokens={sampling.max_new_tokens}; start it with a larger --max-model-len",
-        )
-        fix, mode = f"Start it with: {self._command(policy)}", config["logprobs_mode"]
-        require(
-            policy.longrope_length is None or limit <= policy.longrope_length,
-            f"model.engine.urls: {server.url} has max_model_len={limit}, for which vLLM takes longrope's other "
-            f"frequencies, for short sequences too. {fix}",
-        )
-        problem = f"it computes in {actual}, the policy in {dtype_of(policy)}"
-        require(actual == dtype_of(policy), f"model.engine.urls: {server.url}: {problem}. {fix}")
-        problem = f"its log-probs are {mode}, those before temperature and filters"
-        require(mode == "processed_logprobs", f"model.engine.urls: {server.url}: {problem}. {fix}")
+        name = f"model.engine.urls: {server.url}"
+        limit = config["max_model_len"]
+        if limit <= sampling.max_new_tokens:
+            raise UsageError(
+                f"{name} has max_model_len={limit}: no room for a prompt beside "
+                f"sampling.max_new_tokens={sampling.max_new_tokens}; start it with a larger --max-model-len"
+            )
+        advice = f"Start it with: {self._command(policy)}"
+        if policy.longrope_length is not None and limit > policy.longrope_length:
+            raise UsageError(
+                f"{name} has max_model_len={limit}, for which vLLM takes longrope's other frequencies, "
+                f"for short sequences too. {advice}"
+            )
+        actual = config["dtype"]
+        expected = dtype_of(policy)
+        if actual != expected:
+            raise UsageError(f"{name}: it computes in {actual}, the policy in {expected}. {advice}")
+        mode = config["logprobs_mode"]
+        if mode != "processed_logprobs":
+            raise UsageError(f"{name}: its log-probs are {mode}, those before temperature and filters. {advice}")
 
     def _command(self, policy: Policy) -> str:
-        """The line that starts a server for `policy`."""
+        """Returns the line that starts a server for `policy`."""
         length = policy.longrope_length
         return (
             f"VLLM_SERVER_DEV_MODE=1 vllm serve {packaged(policy.path)} --tokens-only --dtype {dtype_of(policy)} "
@@ -152,29 +161,37 @@ class VLLMServerEngine(RolloutEngine):
         )
 
     def sync(self, policy: Policy) -> None:
-        """Gives the servers the policy's weights. The first time it is proved that they arrive."""
+        """Gives the servers the policy's weights. The first time it proves that they arrive."""
         is_first = self.policy is None
         self._push(policy)
         if is_first:
-            why = fault(self, policy, partial(self._push, policy), len(self._servers))
-            require(not why, f"model.engine.urls: the weights do not arrive: {why}. {self.gap_causes}")
+            reason = fault(self, policy, partial(self._push, policy), len(self._servers))
+            if reason:
+                raise UsageError(f"model.engine.urls: the weights do not arrive: {reason}. {self.gap_causes}")
 
     def _push(self, policy: Policy) -> None:
-        """Gives the servers the policy's weights. What they draw at the moment continues with these.
+        """Gives the servers the policy's weights, with which running completions continue.
 
-        A server that does not take them is left out until the next time, unless it is the first time.
+        A server that does not take them is left out until the next weights, or refused if these are the first.
         """
-        weights, dtype = iter(named_weights(policy, self._names_head)), compute_dtype(policy)
-        # Matrices go in the type that servers compute in: half the bytes under `bf16-mixed`.
-        sent = ((name, one.to(dtype) if one.ndim > 1 and one.is_floating_point() else one) for name, one in weights)
-        fleet, failed, problem = self._fleet, dict[Server, Exception](), ""
+        fleet = self._fleet
+        weights = iter(named_weights(policy, self._names_head))
+        # Matrices are sent in the type that servers compute in: half the bytes under `bf16-mixed`.
+        dtype = compute_dtype(policy)
+        sent = (
+            (name, weight.to(dtype) if weight.ndim > 1 and weight.is_floating_point() else weight)
+            for name, weight in weights
+        )
+        failed = dict[Server, Exception]()
+        problem = ""
         pushed = f"{secrets.token_hex(4)}-{policy.version}"
 
-        def bring(ask: Callable[[list[Server]], dict[Server, Exception]]) -> None:
+        def on_rank_0(act: Callable[[list[Server]], dict[Server, Exception]]) -> None:
+            """Acts on the servers that have not failed, unless a problem has ended the transfer."""
             nonlocal problem
             if ranks.rank() == 0 and not problem:
                 try:
-                    failed.update(ask([server for server in self._servers if server not in failed]))
+                    failed.update(act([server for server in self._servers if server not in failed]))
                 except (RuntimeError, OSError, SafetensorError) as error:
                     problem = str(error)
                 if failed and (self.policy is None or len(failed) == len(self._servers)):
@@ -182,70 +199,76 @@ class VLLMServerEngine(RolloutEngine):
 
         fleet.hold()
         try:
-            bring(lambda servers: everywhere(servers, self._pause))
-            ranks.gather(None)  # all are paused: what was under way has ended
+            # Running requests end: the pause answers them, and all ranks wait for the answers.
+            on_rank_0(lambda servers: everywhere(servers, self._pause))
+            ranks.gather(None)
             fleet.drain()
             ranks.gather(None)
-            bring(lambda servers: self.transfer.send(servers, sent))
-            bring(lambda servers: everywhere(servers, partial(_resume, version=pushed)))
-            # Sharded weights are assembled by all ranks together, whatever happened.
+
+            on_rank_0(lambda servers: self.transfer.send(servers, sent))
+            on_rank_0(lambda servers: everywhere(servers, partial(_resume, version=pushed)))
+            # All ranks assemble sharded weights together, so each must read to the end even after a problem.
             for _ in weights:
                 pass
-            for server, why in failed.items():
-                log.warning("%s is left out until the next weights: %s", server.url, why)
-            problem, pushed, lost = ranks.gather((problem, pushed, {server.url for server in failed}))[0]
-            problem = problem and f"the weights were not handed over: {problem}. "
+
+            for server, error in failed.items():
+                log.warning("%s is left out until the next weights: %s", server.url, error)
+            problem, pushed, lost_urls = ranks.gather((problem, pushed, {server.url for server in failed}))[0]
             if problem and self.policy is not None:
-                raise RuntimeError(f"model.engine=VLLMServerEngine: {problem}{GO_ON}")
-            require(
-                not problem,
-                f"model.engine.urls: {problem}A server must have the model of model.policy.path. Start it with: "
-                f"{self._command(policy)}",
-            )
-            fleet.release([one for one in self._servers if one.url not in lost], policy.version, pushed)
+                raise RuntimeError(
+                    f"model.engine=VLLMServerEngine: the weights were not handed over: {problem}. {GO_ON}"
+                )
+            if problem:
+                raise UsageError(
+                    f"model.engine.urls: the weights were not handed over: {problem}. A server must have the model "
+                    f"of model.policy.path. Start it with: {self._command(policy)}"
+                )
+            live = [server for server in self._servers if server.url not in lost_urls]
+            fleet.release(live, policy.version, pushed)
         except BaseException:
             fleet.close()
             raise
         super().sync(policy)
 
     def _pause(self, server: Server) -> None:
-        """Ends what a server draws. One that was lost is asked first if it is there again, and as it was."""
+        """Ends the completions of a server. A server that was lost must answer, with the settings that it had."""
         if server not in self._fleet.live:
-            found = told(self._config_of(Server(server.url, PROBE_SECONDS)))
-            if found != self._told[server.url]:
-                raise ServerError(f"{server.url}: started anew with {found}, before with {self._told[server.url]}")
+            actual = fixed_settings(self._config_of(Server(server.url, PROBE_SECONDS)))
+            expected = self._settings_by_url[server.url]
+            if actual != expected:
+                raise ServerError(f"{server.url}: started anew with {actual}, before with {expected}")
         server.post("/pause?mode=abort")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`. What a lost server was asked for is drawn by the others, with the same keys."""
+        """As `RolloutEngine.generate`. Other servers take the requests of a lost one, with the same random numbers."""
         assert self.policy is not None, "call sync(policy) first"
         setting = ("--max-model-len", "start the servers with a larger one")
         drawing = Drawing(requests, sampling, key, self.policy, self._max_model_len, setting)
-        return self._draw(drawing, sampling, self.policy.text_config.vocab_size)
+        return self._decode(drawing, sampling, self.policy.text_config.vocab_size)
 
-    def _draw(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
+    def _decode(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
         try:
-            yield from self._fleet.draw(drawing, sampling, vocabulary)
+            yield from self._fleet.generate(drawing, sampling, vocabulary)
         except ServerError as error:
             raise RuntimeError(f"model.engine=VLLMServerEngine: {error}. {GO_ON}") from error
 
     def close(self) -> None:
-        """Ends what is drawn, and the transfer. The servers go on, with the weights that they have."""
+        """Ends running completions, and the transfer. The servers stay, with the weights that they have."""
         super().close()
         self._fleet.close()
         self.transfer.close()
 
 
-def told(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What of a server's configuration must stay as it was: type, log-probs, and tokens."""
+def fixed_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the settings of a server that must not change: type, log-probs, and most tokens."""
     return tuple(str(config[name]) for name in ("dtype", "logprobs_mode", "max_model_len"))
 
 
 def _resume(server: Server, version: str) -> None:
-    """Lets a server draw from its new weights."""
-    # It holds keys and values of the weights before.
-    emptied = server.post("/reset_prefix_cache")
-    if not isinstance(emptied, dict) or not emptied.get("success"):
+    """Lets a server sample from its new weights."""
+    # The cache holds keys and values of the old weights.
+    reply = server.post("/reset_prefix_cache")
+    if not isinstance(reply, dict) or not reply.get("success"):
         raise ServerError(f"{server.url}: its prefix cache cannot be emptied: another run uses it")
     server.post("/update_weight_version", {"new_version": version})
     server.post("/resume")

@@ -105,7 +105,10 @@ def test_nothing_learned_leaves_every_ratio_at_one(
     assert set(seen["policy/ratio_max"].values()) == set(seen["policy/ratio_mean"].values()) == {1.0}
     for name in ("kl_old", "clip_low", "clip_high") if isinstance(surrogate, SequenceClipped) else ():
         assert set(seen[f"policy/{name}"].values()) == {0.0}, name
-    assert "top_k" in str(options) or set(seen["policy/kl_ref"].values()) == {0.0}
+    # With a filter the engine samples from another distribution.
+    if "top_k" not in str(options):
+        assert set(seen["policy/kl_ref"].values()) == {0.0}
+        assert max(seen["policy/logp_gap"].values()) < LOGP_TOLERANCE[precision]
 
 
 def score(policy: Policy, precision: str, rollouts: Rollouts) -> tuple[Tensor, dict[str, Tensor]]:
@@ -132,13 +135,6 @@ def test_log_probs_and_gradients_are_near_float32(load: Load, shape: str, shares
     assert float((actual - expected).abs().max()) < LOGP_TOLERANCE[precision]
     as_float = {name: value.float() for name, value in gradient.items()}
     assert relative(as_float, expected_gradient) < GRADIENT_TOLERANCE[precision]
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_engines_log_probs_are_the_policys_in_every_precision(tmp_path: Path, load: Load, precision: str) -> None:
-    fit_still(tmp_path, load("llama", precision), precision, {})
-    [gap] = scalars(tmp_path)["policy/logp_gap"].values()
-    assert gap < LOGP_TOLERANCE[precision]
 
 
 @pytest.mark.filterwarnings("default:model.policy.dtype=bfloat16:UserWarning")

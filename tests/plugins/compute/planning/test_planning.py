@@ -68,13 +68,14 @@ def unread(**settings: Any) -> Policy:
     return policy
 
 
-def bytes_of(plan: Plan) -> dict[str, tuple[float, ...]]:
-    return {name: values for name, values, _ in plan.rows}
+def rows_of(*args: Any, **changes: Any) -> dict[str, tuple[float, ...]]:
+    """Bytes in each phase, by the name of the row."""
+    return {name: values for name, values, _ in plan_of(*args, **changes).rows}
 
 
 def test_the_rows_of_a_tiny_model_by_hand(quick: None) -> None:
     plan = plan_of(objective=Objective(beta=0.1))
-    rows = bytes_of(plan)
+    rows = {name: values for name, values, _ in plan.rows}
     assert rows["weights"] == rows["frozen copies"] == (WEIGHTS, WEIGHTS, WEIGHTS)
     assert rows["gradients"] == (0, 0, 4 * PARAMETERS)
     assert rows["optimizer"] == (8 * PARAMETERS,) * 3 and rows["process"] == (1000,) * 3
@@ -90,13 +91,13 @@ def test_types_of_weights_and_cache(quick: None) -> None:
     names = (("64-true", 8, 8), ("bf16-mixed", 4, 2), ("bf16", 4, 2))  # bytes of a weight, and of a number in the cache
     types: list[Any] = [({"devices": Devices(precision=name)}, *sizes) for name, *sizes in names]
     for changes, weight, cache in [({"policy": unread(dtype="bfloat16")}, 2, 2), *types]:
-        rows = bytes_of(plan_of(**changes))
+        rows = rows_of(**changes)
         assert rows["gradients"][2] == weight * PARAMETERS
         assert rows["key-value cache"][0] == 16 * (30 * CACHE * cache // 4 + LOGITS)
 
 
 def test_only_an_adapter_has_gradients_and_optimizer_state(quick: None) -> None:
-    rows = bytes_of(plan_of(policy=unread(dtype="bfloat16", adapter=LoRA(rank=4))))
+    rows = rows_of(policy=unread(dtype="bfloat16", adapter=LoRA(rank=4)))
     assert rows["weights"][0] == 2 * PARAMETERS + 4 * ADAPTER + BUFFERS  # float32 beside weights of another type
     assert (rows["gradients"][2], rows["optimizer"][0]) == (4 * ADAPTER, 8 * ADAPTER)
 
@@ -114,7 +115,7 @@ def test_copies_for_sampling_are_counted(quick: None) -> None:
     adapted = unread(dtype="bfloat16", adapter=LoRA(rank=4))
     mixed: list[Any] = [Devices("cpu", precision="bf16-mixed"), Devices("cuda", precision="16-mixed")]
     for devices in mixed:
-        copied = bytes_of(plan_of(devices))["copies for sampling"]
+        copied = rows_of(devices)["copies for sampling"]
         assert copied == (2 * linear, 0, 0)
     made: list[Any] = [
         ({"policy": adapted, "devices": Devices("cuda", precision="bf16-mixed")}, 2 * ADAPTER),
@@ -123,18 +124,18 @@ def test_copies_for_sampling_are_counted(quick: None) -> None:
         ({"engine": NativeEngine(packed=True)}, 4 * linear),
     ]
     for changes, copied in made:
-        assert bytes_of(plan_of(**changes))["copies for sampling"] == (copied, 0, 0)
+        assert rows_of(**changes)["copies for sampling"] == (copied, 0, 0)
     for changes in ({}, {"policy": adapted}, {"engine": ScriptedEngine([]), "devices": mixed[0]}):
-        assert "copies for sampling" not in bytes_of(plan_of(**changes))
+        assert "copies for sampling" not in rows_of(**changes)
 
 
 def test_shards_are_gathered_and_replicas_exchange_gradients(quick: None) -> None:
-    rows = bytes_of(plan_of(Devices(count=4, strategy="fsdp2")))
+    rows = rows_of(Devices(count=4, strategy="fsdp2"))
     assert (rows["weights"][0], rows["gradients"][2]) == (WEIGHTS / 4, PARAMETERS)
     # Of two layers both are gathered at once: all weights, and in the backward pass their gradients.
     assert rows["gathered weights"] == (WEIGHTS * 3 / 4, WEIGHTS, WEIGHTS + 4 * PARAMETERS)
     assert rows["key-value cache"][0] == 4 * (30 * CACHE + LOGITS)  # one prompt on each
-    replicas = bytes_of(plan_of(Devices(count=2, strategy="ddp")))
+    replicas = rows_of(Devices(count=2, strategy="ddp"))
     assert (replicas["weights"][0], replicas["gradients"][2]) == (WEIGHTS, 8 * PARAMETERS)
 
 
@@ -227,25 +228,22 @@ def test_a_teacher_is_counted_before_it_is_read(quick: None, tmp_path: Path) -> 
     policy_of(seed=1, hidden_size=96).save_pretrained(tmp_path / "teacher")
     whole = sum(one.nbytes for one in policy_of(hidden_size=96).parameters()) + 2 * 4 * 24 // 2  # RoPE's frequencies
     teacher, objective = Teacher(str(tmp_path / "teacher")), Objective(kl=K2(), beta=1.0)
-    plan = plan_of(objective=objective, reference=teacher)
-    rows = bytes_of(plan)
+    rows = rows_of(objective=objective, reference=teacher)
     assert rows["teachers"] == (whole,) * 3 and "frozen copies" not in rows and not teacher.exists
     half = Teacher(str(tmp_path / "teacher"), dtype="bfloat16")
-    assert bytes_of(plan_of(objective=objective, reference=half))["teachers"][0] == pytest.approx(whole / 2, rel=0.01)
-    sharded = bytes_of(plan_of(Devices(count=4, strategy="fsdp2"), objective=objective, reference=teacher))
+    assert rows_of(objective=objective, reference=half)["teachers"][0] == pytest.approx(whole / 2, rel=0.01)
+    sharded = rows_of(Devices(count=4, strategy="fsdp2"), objective=objective, reference=teacher)
     assert sharded["teachers"] == (whole / 4, whole / 4 + whole, whole / 4 + whole)  # both layers at once
     told = SelfTeacher(snapshot=FrozenCopy())
-    assert bytes_of(plan_of(objective=objective, reference=told))["frozen copies"][0] == WEIGHTS
+    assert rows_of(objective=objective, reference=told)["frozen copies"][0] == WEIGHTS
 
 
 def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) -> None:
     plan = plan_of(Devices(count=4, strategy="ddp"), loop={"prompts_per_step": 32}, policy=unread())
     found = dict(line.split(" saves ") for line in remedies(plan, "updating"))
-    keys = "trainer.strategy loop.max_tokens model.policy.compute.gradient_checkpointing trainer.precision"
-    keys += " model.policy.adapter"
-    assert [key for key in keys.split() if key in {one.split("=")[0] for one in found}] == [
-        k.split("=")[0] for k in found
-    ]
+    order = "trainer.strategy loop.max_tokens model.policy.compute.gradient_checkpointing trainer.precision "
+    positions = [(order + "model.policy.adapter").index(text.split("=")[0]) for text in found]
+    assert positions == sorted(positions)
     key = next(key for key in found if key.startswith("loop.max_tokens="))
     fewer = plan.changed("loop.max_tokens", int(key.split("=")[1]))
     assert found[key] == f"{(plan.sums[2] - fewer.sums[2]) / 2**20:.1f} MiB" and fewer.sums[2] < plan.sums[2]

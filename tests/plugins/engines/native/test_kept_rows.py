@@ -89,7 +89,7 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     def recording(self: Policy, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         cache = kwargs.get(cache_name(self.trunk))
         # Decoding reads one token per row. A prefill reads more, or has a cache of its own class.
-        if cache is not None and (input_ids.shape[1] > 1 or isinstance(cache.layers[0], prefill._PackLayer)):
+        if cache is not None and (input_ids.shape[1] > 1 or isinstance(cache.layers[0], prefill._PromptLayer)):
             shapes.append(tuple(input_ids.shape))
         return hidden(self, input_ids, **kwargs)
 
@@ -104,9 +104,9 @@ def test_kept_rows_do_not_change_tokens_or_log_probs(policy: Policy, stops: bool
     engine = engine_of(policy, check_every=3)
     expected = three_turns(engine)
     with engine.conversations():
-        assert engine._kept is not None
+        assert engine._kept_rows is not None
         actual = three_turns(engine)
-    assert engine._kept is None
+    assert engine._kept_rows is None
     assert_same(actual, expected)
     assert_scored_as_teacher_forced(policy, actual)
     # With stop tokens the completions are ragged, which is the harder case.
@@ -177,7 +177,7 @@ def test_a_model_with_sliding_windows_keeps_nothing(shape: str) -> None:
     engine = engine_of(policy)
     expected = three_turns(engine)
     with engine.conversations():
-        assert engine._kept is None
+        assert engine._kept_rows is None
         assert_same(three_turns(engine), expected)
 
 

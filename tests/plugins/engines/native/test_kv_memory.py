@@ -17,9 +17,6 @@ from grpo_lightning.plugins.engines.native import kv_memory
 from grpo_lightning.plugins.engines.native.kv_memory import GIB, cache_bytes_per_token, row_bytes
 from grpo_lightning.plugins.engines.native.slab import SlabLayer
 
-# Two layers x keys and values x 2 heads of size 8.
-NUMBERS = 2 * 2 * 2 * 8
-
 
 def test_bytes_per_token_of_a_model_everybody_knows() -> None:
     # Qwen2.5-7B: 28 layers, 28 heads, 4 key-value heads, width 3,584.
@@ -28,11 +25,6 @@ def test_bytes_per_token_of_a_model_everybody_knows() -> None:
     )
     assert cache_bytes_per_token(qwen, torch.bfloat16) == 28 * 2 * 4 * 128 * 2 == 57_344
     assert cache_bytes_per_token(qwen, torch.float32) == 2 * 57_344
-
-
-def test_bytes_of_a_row() -> None:
-    each = row_bytes(policy_of().config, torch.float32, tokens=10)
-    assert each == 10 * NUMBERS * 4 + kv_memory.LOGITS_COPIES * 64 * 4
 
 
 class Watched(NativeEngine):

@@ -146,7 +146,7 @@ def test_no_weight_is_cast_at_a_position(precision: str, kind: str, head: str) -
     assert casts.count == 0
 
 
-def test_copies_are_freed_in_sleep_and_made_where_products_have_another_type() -> None:
+def test_copies_are_freed_in_sleep_and_made_for_another_type_of_products() -> None:
     policy, engine = policy_of("llama"), NativeEngine()
     context = MixedPrecision("bf16-mixed", "cpu").forward_context
     engine.sync(policy)

@@ -33,7 +33,7 @@ def status(cell: str) -> str:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scored_and_decoded_as_a_plain_forward_does_or_refused_in_a_sentence(family: str) -> None:
+def test_scored_and_decoded_as_a_plain_forward_or_refused(family: str) -> None:
     if family.split(" ")[0] not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
     finding = examine(family)

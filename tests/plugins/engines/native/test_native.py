@@ -23,11 +23,8 @@ def test_both_engines_draw_the_same(policy, sampling):
         assert left.logp == pytest.approx(right.logp, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "overrides"), [("gemma2", {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 0.5})]
-)
-def test_native_refuses_attention_it_does_not_know_and_names_the_engine_that_does(shape, overrides):
-    policy = policy_of(shape, **overrides)
+def test_unknown_attention_is_refused_with_the_engine_to_use():
+    policy = policy_of("gemma2", query_pre_attn_scalar=16, attn_logit_softcapping=0.5)
     with pytest.raises(UsageError, match="engine=PlainEngine"):
         draw(NativeEngine(), policy)
     completions = draw(PlainEngine(), policy)

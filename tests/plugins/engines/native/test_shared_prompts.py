@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from helpers.tiny import SHAPES, policy_of, requests_of, teacher_forced
+from helpers.drawing import draw, tokens
+from helpers.tiny import SHAPES, forced_logp, policy_of, requests_of
 from torch import Tensor
 
-from grpo_lightning import NativeEngine, PlainEngine, RandomKey, Sampling
+from grpo_lightning import NativeEngine, PlainEngine, RandomKey
 from grpo_lightning.plugins.engines.native import shared_prompts
 from grpo_lightning.plugins.engines.native.shared_prompts import SharedPrompts, is_worth
-
-SAMPLING = Sampling(max_new_tokens=16)
 
 
 @pytest.fixture
@@ -31,26 +30,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_tokens_are_those_of_the_plain_engine(calls: list[int], shape: str, lengths: list[int]) -> None:
     policy, requests = policy_of(shape), requests_of(lengths, 4)
-    engines = PlainEngine(), NativeEngine(check_every=2)
-    for engine in engines:
-        engine.sync(policy)
-    expected, actual = (engine.complete(requests, SAMPLING, RandomKey(1, 2)) for engine in engines)
-    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+    expected, actual = (
+        draw(engine, policy, requests, 16, RandomKey(1, 2)) for engine in (PlainEngine(), NativeEngine(check_every=2))
+    )
+    assert tokens(actual) == tokens(expected)
     # The trial has four rows; of these completions some end on the way.
     assert max(calls) == len(requests) and {*calls} - {4, len(requests)}
-    for request, one in zip(requests, actual, strict=True):
-        table = teacher_forced(policy.model, request.token_ids, one.token_ids)
-        logp = table.gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
-        assert torch.allclose(torch.tensor(one.logp).double(), logp, atol=1e-5)
+    for request, completion in zip(requests, actual, strict=True):
+        logp = forced_logp(policy.model, request.token_ids, completion.token_ids)
+        assert completion.logp == pytest.approx(logp.tolist(), abs=1e-5)
 
 
 def test_a_model_with_windows_keeps_copies(calls: list[int]) -> None:
     policy, requests = policy_of("mistral", sliding_window=8), requests_of([20, 18], 3)
-    engines = PlainEngine(), NativeEngine()
-    for engine in engines:
-        engine.sync(policy)
-    expected, actual = (engine.complete(requests, SAMPLING, RandomKey()) for engine in engines)
-    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+    assert tokens(draw(NativeEngine(), policy, requests, 16)) == tokens(draw(PlainEngine(), policy, requests, 16))
     assert calls == []
 
 

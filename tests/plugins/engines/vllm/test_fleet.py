@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_the_others_draw_what_a_lost_server_was_asked_for(
         engine._servers[1].timeout = 0.3
     ended = [*engine.generate(REQUESTS, Sampling(6), RandomKey(0, 0))]
     assert sorted(index for index, _ in ended) == [*range(len(REQUESTS))]
-    assert tokens([completion for _, completion in sorted(ended, key=lambda one: one[0])]) == expected
+    assert tokens([completion for _, completion in sorted(ended, key=itemgetter(0))]) == expected
     assert [server.url for server in engine._fleet.live] == [servers[0].url]
     assert f"{servers[1].url} is left out until the next weights" in caplog.text
     # The last one ends the run, in one sentence.
@@ -235,10 +236,10 @@ class Aborting(Server):
         return {"choices": [choice | {"index": index} for index in range(count)]}
 
 
-def test_a_completion_that_goes_on_has_the_versions_and_random_numbers_of_its_tokens(policy: Policy) -> None:
+def test_a_continued_completion_has_versions_and_random_numbers_by_token(policy: Policy) -> None:
     server, requests = Aborting(slots=2), Request.from_prompts(PROMPTS[:1], 2)
     drawing = Drawing(requests, Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
-    completions = dict(server.fleet.draw(drawing, Sampling(5), 64))
+    completions = dict(server.fleet.generate(drawing, Sampling(5), 64))
     assert [(completions[row].token_ids, completions[row].versions) for row in (0, 1)] == [([7, 7], [0, 1])] * 2
     later = [replace(request, position=request.position + 1) for request in requests]
     found = {(one["seed"], one["max_tokens"]) for one in server.parameters[1:]}
@@ -249,7 +250,7 @@ def test_as_many_completions_go_on_at_once_as_a_server_has_slots(policy: Policy)
     server = Aborting(slots=24)
     drawing = Drawing(Request.from_prompts(PROMPTS[:3], 8), Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
     assert len(drawing.calls) == 3
-    assert len([*server.fleet.draw(drawing, Sampling(5), 64)]) == 24
+    assert len([*server.fleet.generate(drawing, Sampling(5), 64)]) == 24
 
 
 @pytest.mark.parametrize(("most_files", "expected"), [(1024, 512), (10_000, 601), (resource.RLIM_INFINITY, 601)])
@@ -262,27 +263,19 @@ def test_connections_leave_half_of_the_files(most_files: int, expected: int, mon
 
 
 def every_second(server: StandIn) -> None:
-    load, count = server.load, [0]
-
-    def ignoring(path: Path) -> None:
-        count[0] += 1
-        if count[0] % 2:
-            load(path)
-
-    server.load = ignoring  # type: ignore[method-assign]
+    loads = cycle([server.load, lambda path: None])
+    server.load = lambda path: next(loads)(path)  # type: ignore[method-assign]
 
 
 def half(server: StandIn) -> None:
-    layer = server.model.model.layers[0]
-    first = {name: weight.detach().clone() for name, weight in layer.state_dict().items()}
-    load, count = server.load, [0]
+    layer, load = server.model.model.layers[0], server.load
+    kept: dict[str, torch.Tensor] = {}
 
     def keeping(path: Path) -> None:
-        count[0] += 1
         load(path)
-        if count[0] == 1:
-            first.update({name: weight.detach().clone() for name, weight in layer.state_dict().items()})
-        layer.load_state_dict(first)
+        if not kept:
+            kept.update({name: weight.detach().clone() for name, weight in layer.state_dict().items()})
+        layer.load_state_dict(kept)
 
     server.load = keeping  # type: ignore[method-assign]
 

@@ -77,7 +77,7 @@ def state_of_the_process() -> list[Any]:
     return [*generators, *functions, *signals, *settings]
 
 
-def test_the_process_is_left_as_it_was_found_and_a_closed_engine_starts_again(
+def test_the_process_is_left_as_it_was_and_a_closed_engine_starts_again(
     engine: VLLMEngine, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notebook = io.StringIO()  # no file

@@ -85,7 +85,7 @@ def test_the_end_of_a_run_ends_vllm(engine: VLLMEngine, tmp_path: Path, policy_f
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("vllm", ["vllm"], indirect=True)
-def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts(
+def test_two_ranks_learn_as_one_and_validate_unequal_numbers_of_prompts(
     vllm: str, grpo: Grpo, policy_folder: Path, tmp_path: Path
 ) -> None:
     # Seven questions: one rank has four of them, the other three.
