@@ -104,7 +104,7 @@ def test_only_an_adapter_has_gradients_and_optimizer_state(quick: None) -> None:
 
 def test_pieces_of_the_heap_are_counted_for_an_adapter_on_a_cpu(quick: None) -> None:
     def pieces(kind: str, adapter: LoRA | None) -> tuple[float, ...]:
-        return bytes_of(plan_of(Devices(kind), policy=unread(adapter=adapter))).get("pieces of the heap", ())
+        return rows_of(Devices(kind), policy=unread(adapter=adapter)).get("pieces of the heap", ())
 
     assert pieces("cpu", LoRA(rank=4)) == (0, 0, 0.6 * 360_000)
     assert pieces("cuda", LoRA(rank=4)) == pieces("cpu", None) == ()
