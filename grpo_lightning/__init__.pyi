@@ -6,7 +6,6 @@ from grpo_lightning.engines.sampler import Sampler as Sampler
 from grpo_lightning.engines.sampler import SingleTurn as SingleTurn
 from grpo_lightning.engines.sampling import Sampling as Sampling
 from grpo_lightning.engines.sampling import ValidationSampling as ValidationSampling
-from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.grpo.explore import Exploration as Exploration
 from grpo_lightning.grpo.explore import Explorer as Explorer
@@ -101,6 +100,7 @@ from grpo_lightning.plugins.data.orders.adaptive import Adaptive as Adaptive
 from grpo_lightning.plugins.data.orders.difficulty_pools import DifficultyPools as DifficultyPools
 from grpo_lightning.plugins.data.orders.replayed import Replayed as Replayed
 from grpo_lightning.plugins.engines.native.native import NativeEngine as NativeEngine
+from grpo_lightning.plugins.engines.scripted.scripted_engine import ScriptedEngine as ScriptedEngine
 from grpo_lightning.plugins.engines.vllm.vllm_engine import VLLMEngine as VLLMEngine
 from grpo_lightning.plugins.engines.vllm.vllm_server import VLLMServerEngine as VLLMServerEngine
 from grpo_lightning.plugins.engines.vllm.weight_transfer import SharedFolder as SharedFolder

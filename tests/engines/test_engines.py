@@ -13,9 +13,9 @@ from helpers.drawing import (
     watch_reading,
     yields_each_completion_once,
 )
-from helpers.tiny import CONTEXT, SHAPES, policy_of, prompts_of, tokenizer, without_end
+from helpers.tiny import CONTEXT, SHAPES, policy_of, prompts_of, without_end
 
-from grpo_lightning import PlainEngine, Sampling, ScriptedEngine
+from grpo_lightning import PlainEngine, Sampling
 from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.types import FinishReason, RandomKey, Request, UsageError
 
@@ -133,18 +133,6 @@ def test_up_to_the_last_position_of_the_context(engine_class):
         policy = without_end(policy_of(shape))
         completions = draw(engine_class(), policy, Request.from_prompts(prompts, 1), length=8)
         assert gap(policy, prompts, completions) < 1e-5
-
-
-def test_scripted_engine_returns_the_texts_of_its_function():
-    policy = policy_of()
-    engine = ScriptedEngine(lambda request, text: f"{request.prompt_id}x{text[0]}{request.sample}")
-    completions = draw(engine, policy, Request.from_prompts(PROMPTS[:2], 3))
-    texts = [tokenizer().decode(c.token_ids, skip_special_tokens=True) for c in completions]
-    first, second = (prompt.text[0] for prompt in PROMPTS[:2])
-    assert texts == [f"10x{first}{sample}" for sample in range(3)] + [f"20x{second}{sample}" for sample in range(3)]
-    assert all(c.token_ids[-1] == 3 and c.finish_reason is FinishReason.STOP for c in completions)
-    assert all(c.logp is None for c in completions)
-    assert not engine.shares_weights
 
 
 def test_equal_prompts_share_their_prefill_but_no_random_number(monkeypatch, engine_class):

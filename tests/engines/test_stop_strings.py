@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from helpers import drawing
 from helpers.all_tokenizers import ALL, of
+from helpers.contracts import needs
 from helpers.tiny import STOP_IDS, model_of, policy_of, prompts_of, requests_of
 
-from grpo_lightning import PlainEngine, Policy, RolloutEngine, Sampling, ScriptedEngine, StopStrings
+from grpo_lightning import PlainEngine, Policy, RolloutEngine, Sampling, StopStrings
+from grpo_lightning.command.overview import optional
 from grpo_lightning.engines.stop_strings import text_of
-from grpo_lightning.types import Completion, FinishReason, RandomKey, UsageError
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
+ScriptedEngine: Any = optional("ScriptedEngine")
 TRIALS = 15
 
 
@@ -147,6 +150,7 @@ def test_stop_strings_in_rare_texts(case: str, interval: int) -> None:
     assert len(stops.cut(Completion(ids, None, FinishReason.LENGTH)).token_ids) == (expected or len(ids))
 
 
+@needs(ScriptedEngine)
 def test_the_prompt_does_not_count() -> None:
     prompt = prompts_of([4])[0]
     script = f"{prompt.text[:1]}b"
@@ -167,17 +171,15 @@ def spoken(own: Policy, completion: Completion) -> str:
     return own.tokenizer.decode(completion.written, skip_special_tokens=True)
 
 
-class Scripted(ScriptedEngine):
-    """Random characters."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda request, text: "".join(random.Random(request.sample).choices("abcd", k=30)))
+def random_characters(request: Request, text: str) -> str:
+    return "".join(random.Random(request.sample).choices("abcd", k=30))
 
 
 ENGINES: dict[str, Any] = {
     "plain": lambda: PlainEngine(max_rows=3),
-    "scripted": Scripted,
 }
+if ScriptedEngine:
+    ENGINES["scripted"] = partial(ScriptedEngine, random_characters)
 if native := drawing.ENGINES.get("native"):
     ENGINES["native"] = native
     ENGINES["native, one look"] = partial(native, check_every=64)

@@ -9,8 +9,8 @@ import torch
 
 from grpo_lightning.engines.engine import Drawn
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.plugins.engines.native.native import NativeEngine
+from grpo_lightning.plugins.engines.scripted.scripted_engine import ScriptedEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request
 

@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import needs
 from helpers.fitting import Digits, EarlyDigits, Echo, Product, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
-from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
+from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer
+from grpo_lightning.command.overview import optional
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.reward import Reward, RewardFailure
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, same_grader
 from grpo_lightning.training.half_width import HalfWidth
 from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
+
+ScriptedEngine: Any = optional("ScriptedEngine")
+pytestmark = needs(ScriptedEngine)
 
 
 class Short(Reward):

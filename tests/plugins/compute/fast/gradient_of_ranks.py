@@ -18,7 +18,6 @@ from helpers.guessing import Guess
 from torch import Tensor
 
 from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
-from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean, GroupStd
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
@@ -35,6 +34,7 @@ from grpo_lightning.maths.weightings import (
 from grpo_lightning.plugins.data.conversations.conversation_reward import EnvironmentReward
 from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModule
 from grpo_lightning.plugins.engines.native.native import NativeEngine
+from grpo_lightning.plugins.engines.scripted.scripted_engine import ScriptedEngine
 from grpo_lightning.plugins.methods.advantages.batch_std import BatchStd
 from grpo_lightning.plugins.methods.advantages.leave_one_out import LeaveOneOut
 from grpo_lightning.plugins.methods.advantages.per_reward_std import PerRewardStd

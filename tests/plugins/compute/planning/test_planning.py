@@ -15,7 +15,6 @@ from helpers.tiny import model_of, rollouts_of, tokenizer
 from grpo_lightning import Fast, GRPOLoop, GRPOModule, LoRA, NativeEngine, Objective, Policy, Validation
 from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
-from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.plugins.compute.planning import memory
 from grpo_lightning.plugins.compute.planning import plan_report as report
@@ -28,6 +27,7 @@ from grpo_lightning.plugins.compute.planning.memory import (
     state_ratio,
     without_numbers,
 )
+from grpo_lightning.plugins.engines.scripted.scripted_engine import ScriptedEngine
 from grpo_lightning.plugins.methods.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.methods.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.methods.distillation.teacher import Teacher

@@ -1,0 +1,1 @@
+"""An engine whose completions a function writes: for tests, and to try rewards."""
