@@ -49,7 +49,6 @@ from grpo_lightning.maths.ragged import per_element as per_element
 from grpo_lightning.maths.ragged import segment_mean as segment_mean
 from grpo_lightning.maths.ragged import segment_sum as segment_sum
 from grpo_lightning.maths.ragged import segments as segments
-from grpo_lightning.maths.ragged import spread as spread
 from grpo_lightning.maths.ragged import starts as starts
 from grpo_lightning.maths.reward_batch import RewardBatch as RewardBatch
 from grpo_lightning.maths.reward_batch import SegmentRewards as SegmentRewards

@@ -26,9 +26,6 @@ def per_element(values: Tensor, lengths: Tensor, total: int | None = None) -> Te
     return values.repeat_interleave(lengths, output_size=total)
 
 
-spread = per_element  # its name in 0.2, for methods in users' files
-
-
 def segments(lengths: Tensor, total: int | None = None) -> Tensor:
     """[N] the segment of each element: [3, 1, 2] -> [0, 0, 0, 1, 2, 2]; `total` as in `per_element`."""
     return per_element(torch.arange(len(lengths), device=lengths.device), lengths, total)

@@ -9,8 +9,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import Namespace
 
-CLASSES = {"Ahead": "OneStepOffPolicy", "Stream": "FullyAsynchronous", "AllSettled": "AllConverged"}
-"""The new name of a class, by its old one."""
+CLASSES = {
+    "Ahead": "OneStepOffPolicy",
+    "Stream": "FullyAsynchronous",
+    "AllSettled": "AllConverged",
+    "spread": "per_element",
+}
+"""The new name of a class or a function, by its old one."""
 
 ARGUMENTS = {
     "Validation": ("judge", "grader"),
@@ -19,8 +24,8 @@ ARGUMENTS = {
 }
 """The old and the new name of an argument, by its class."""
 
-FLAGS = {r"(\.validations?\b[\w.]*)\.judge\b": r"\1.grader", r"\.labeller\b": ".grader"}
-"""The same arguments in options of the command line, as patterns and what replaces them."""
+OLD_FLAG = re.compile(r"--[\w.]*(validations?[\w.]*\.judge|\.labeller)(?![\w.])")
+"""The same arguments in an option of the command line, which may go on with `=value`."""
 
 VALUES = {"drawn": "sampled", "moving": "has_advantage"}
 """New values of arguments that take a word of a list."""
@@ -43,15 +48,14 @@ def new_class(name: str) -> str:
 
 def new_flags(words: Sequence[str]) -> list[str]:
     """Returns the options with the names that they have now."""
-    renamed = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        for pattern, new in FLAGS.items():
-            if flag.startswith("--") and flag != (new_flag := re.sub(pattern, new, flag)):
-                warn(flag.strip("-"), new_flag.strip("-"))
-                flag = new_flag
-        renamed.append(flag + equals + value)
-    return renamed
+
+    def new_flag(match: re.Match[str]) -> str:
+        old = match.group().strip("-")
+        new = old.rpartition(".")[0] + ".grader"
+        warn(old, new)
+        return f"--{new}"
+
+    return [OLD_FLAG.sub(new_flag, word) if word.startswith("--") else word for word in words]
 
 
 def new_value(value: Any, hint: Any) -> Any:
