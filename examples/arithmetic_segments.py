@@ -9,7 +9,7 @@ from grpo_lightning import Question, Sample, SegmentScorer, UsageError
 from grpo_lightning.plugins.rewards.verifier.extraction import extract_answer
 from grpo_lightning.plugins.rewards.verifier.grammar import read_claim
 from grpo_lightning.plugins.rewards.verifier.numbers import exact
-from grpo_lightning.plugins.rewards.verifier.reading import number, same_number
+from grpo_lightning.plugins.rewards.verifier.reading import number
 from grpo_lightning.plugins.rewards.verifier.tokens import Unreadable, plain
 
 
@@ -46,7 +46,8 @@ class ArithmeticSegments(SegmentScorer):
             truths_by_segment = [[*truths(text)] for text in texts]
             values.append([float(all(true)) if true else self.no_equation for true in truths_by_segment])
             if self.check_answer:
-                is_right = same_number(sample.answer, extract_answer(sample.whole_turn) or "")
+                gold = number(sample.answer)
+                is_right = gold is not None and gold == number(extract_answer(sample.whole_turn) or "")
                 values[-1][-1] = float(is_right and all(truths_by_segment[-1]))
         return values
 

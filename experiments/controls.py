@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from grpo_lightning.plugins.rewards.verifier.reading import canonical, same_number
+from grpo_lightning.plugins.rewards.verifier.reading import canonical
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.types import Sample, Status, UsageError
@@ -57,7 +57,7 @@ class LastNumber(Reward):
         """Status `ok`, or `no_answer` and 0 where there is no number. A gold answer that is not a number gives 0."""
         numbers = [last_number(sample.text) for sample in samples]
         values = [
-            float(number is not None and same_number(sample.answer, number))
+            float(number is not None and canonical(sample.answer) == canonical(number))
             for sample, number in zip(samples, numbers, strict=True)
         ]
         return RewardResult(

@@ -9,6 +9,7 @@ seed.jsonl: replay begins with it.
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from grpo_lightning.plugins.data.arithmetic.arithmetic import Arithmetic
 from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.plugins.rewards.learned.learned_reward import SEED, LearnedReward
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import BinaryCrossEntropy, BradleyTerry, SumOf
-from grpo_lightning.plugins.rewards.learned.replay import Replay, write_labelled
+from grpo_lightning.plugins.rewards.learned.replay import Replay
 from grpo_lightning.plugins.rewards.learned.reward_model_update import RewardUpdate
 from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
@@ -87,7 +88,8 @@ def make(
         raise UsageError(f"--questions {questions}: too few to hold some out; give more")
     reward.model.model.save_pretrained(out)
     reward.model.tokenizer.save_pretrained(out)
-    write_labelled(out / SEED, [*reward.iterations.history, *reward.iterations.test])
+    groups = [*reward.iterations.history, *reward.iterations.test]
+    (out / SEED).write_text("".join(json.dumps(asdict(group)) + "\n" for group in groups), encoding="utf-8")
     print(
         f"{out}: {time.perf_counter() - start:.0f} s; {len(samples)} answers, {found['verified']:.3f} of them right; "
         f"accuracy within held-out prompts {found['new_before']:.3f} -> {found['new_after']:.3f}"

@@ -1,6 +1,5 @@
 """The data a reward model learns from, labelled by a verifier or a person, and a bounded sample of it: replay."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -88,11 +87,6 @@ def read_labelled(path: Path) -> list[LabelledGroup]:
                 "or prompt, completions and labels from 0 to 1"
             ) from error
     return groups
-
-
-def write_labelled(path: Path, groups: Sequence[LabelledGroup]) -> None:
-    """Writes the file that `read_labelled` reads."""
-    path.write_text("".join(json.dumps(asdict(group)) + "\n" for group in groups), encoding="utf-8")
 
 
 Batch = tuple[list[LabelledGroup], int]

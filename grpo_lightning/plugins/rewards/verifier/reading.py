@@ -45,12 +45,6 @@ def number(text: str) -> Fraction | None:
     return literal(operands[-1][1] if operands[-1][0] == "degree" else operands[-1]) if is_number else None
 
 
-def same_number(gold: str, answer: str) -> bool:
-    """Tells whether two answers are the same number, exactly."""
-    value = number(gold)
-    return value is not None and value == number(answer)
-
-
 def canonical(answer: str) -> str:
     """Returns a key that answers with the same exact number share; for other answers the text itself."""
     value = number(answer)

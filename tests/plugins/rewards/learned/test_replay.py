@@ -14,7 +14,6 @@ from grpo_lightning.plugins.rewards.learned.replay import (
     equal_room,
     mixed,
     read_labelled,
-    write_labelled,
 )
 from grpo_lightning.plugins.rewards.learned.reward_model_update import split
 from grpo_lightning.types import UsageError
@@ -114,8 +113,6 @@ def test_rows_of_a_file(tmp_path: Path):
     first, second = read_labelled(path)
     assert first == LabelledGroup("a", ["good", "bad"], [True, True], [1.0, 0.0])
     assert second == LabelledGroup("b", ["x", "y", "z"], [True, True, False], [1.0, 0.0, 0.5])
-    write_labelled(tmp_path / "again.jsonl", [first, second])
-    assert read_labelled(tmp_path / "again.jsonl") == [first, second]
 
 
 @pytest.mark.parametrize(
