@@ -7,6 +7,7 @@ seed.jsonl: replay begins with it.
     python tools/make_reward_model.py --policy grpo_lightning:tiny_policy --out runs/tiny_reward_model
 """
 
+import json
 import sys
 import time
 from dataclasses import asdict
