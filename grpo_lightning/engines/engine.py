@@ -62,7 +62,7 @@ class RolloutEngine(ABC):
         return self.policy is policy and self.version == policy.version
 
     def has_weights_of(self, policy: Policy) -> bool:
-        """Returns True if the engine has the weights of `policy`. Their fingerprints are compared, not their versions."""
+        """Returns True if the engine has the weights of `policy`, whose fingerprints it compares, not the versions."""
         return not self.has_copies or self._fingerprint == policy.fingerprint()
 
     def product_dtype(self, policy: Policy) -> torch.dtype:
@@ -78,7 +78,7 @@ class RolloutEngine(ABC):
         self._fingerprint = policy.fingerprint() if self.has_copies else None
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError if the engine cannot decode this policy. It leaves the policy as it is. Every rank calls it."""
+        """Raises UsageError if the engine cannot decode this policy. It changes nothing. Every rank calls it."""
 
     def wake(self) -> None:
         """Takes the device memory that `sync` and `generate` need. An engine starts asleep."""

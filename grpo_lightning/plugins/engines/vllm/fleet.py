@@ -157,7 +157,7 @@ class Fleet:
             pass
 
     def generate(self, generation: Generation, sampling: Sampling, vocabulary: int) -> Completions:
-        """Lets the servers sample, and yields completions as they end. Other servers take the calls of a lost one."""
+        """Lets the servers sample, and yields completions as they end. If a server is lost, others take its calls."""
         yield from _Answers(self, generation, sampling, vocabulary).completions()
 
 
@@ -209,7 +209,7 @@ class _Answers:
         self._pool.shutdown()
 
     def _finish(self, index: int) -> None:
-        """Makes a call until all of its completions have ended, with another server if one is lost."""
+        """Makes a call until all of its completions have ended. If its server is lost, another server goes on."""
         generation = self._generation
         size = len(generation.calls[index].rows)
         try:

@@ -240,7 +240,7 @@ class VLLMServerEngine(RolloutEngine):
         server.post("/pause?mode=abort")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
-        """As `RolloutEngine.generate`. Other servers take the requests of a lost one, with the same random numbers."""
+        """As `RolloutEngine.generate`. If a server is lost, others take its requests, with the same random numbers."""
         assert self.policy is not None, "call sync(policy) first"
         setting = ("--max-model-len", "start the servers with a larger one")
         generation = Generation(requests, sampling, key, self.policy, self._max_model_len, setting)
