@@ -36,15 +36,17 @@ def one_step(
 
     # 8: compute the rewards of the texts, without the stop token.
     samples = []
-    for index, completion in zip(prompt_of_completion, completions, strict=True):
+    for prompt_index, completion in zip(prompt_of_completion, completions, strict=True):
         has_stop = completion.finish_reason is grpo.FinishReason.STOP
         text_ids = completion.token_ids[:-1] if has_stop else completion.token_ids
         text = policy.tokenizer.decode(text_ids, skip_special_tokens=True)
-        samples.append(grpo.Sample(prompts[index], text, completion.token_ids, completion.finish_reason))
+        samples.append(grpo.Sample(prompts[prompt_index], text, completion.token_ids, completion.finish_reason))
+    # The total is the weighted sum of all rewards; NaN where one of them failed.
     reward = torch.tensor(scorer(samples).total, dtype=torch.float64)
 
-    # 9: compute the advantage of each completion in its group. Each token gets the advantage of its completion.
-    # Rollouts are flat vectors over all sampled tokens, completion after completion, without padding.
+    # 9: compute the advantage of each completion in its group: (reward - mean) / standard deviation of the group.
+    # Each token gets the advantage of its completion. Rollouts are flat vectors over all sampled tokens, one completion
+    # after the other, without padding.
     rollouts = grpo.Rollouts.from_lists(
         prompts=[prompt.token_ids for prompt in prompts],
         group=prompt_of_completion,
@@ -59,9 +61,11 @@ def one_step(
     rollouts.weight = objective.token_weight(rollouts, batch_size)
 
     # Micro-batches go through the model one by one. Their gradients add up to the gradient of the whole batch.
+    # Where the model reads a prompt once for all completions of its group, groups stay together.
     micro_batches = rollouts.micro_batches(MAX_TOKENS, by_group=policy.compute.shares_prefix)
 
-    # 6: the old policy is the policy before the updates. Its log-probs are all that the updates read of it.
+    # 6: the old policy is the policy before the updates. The updates need its log-probs, but not its weights.
+    # Some references have tensors for a part of the model alone, so each is called with the policy.
     with torch.no_grad():
         for micro_batch in micro_batches:
             micro_batch.old_logp = policy(micro_batch).logp
@@ -85,6 +89,7 @@ def main() -> None:
     policy.load()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4, weight_decay=0.0)
     scorer = grpo.Scorer([grpo.MathVerifier(), grpo.FormatReward(weight=0.2)])
+    # Rewards learn here on what they run: some load a model, and some punish long completions.
     scorer.setup(grpo.Run(policy.device, policy.tokenizer, SAMPLING.max_new_tokens))
     questions = grpo.Arithmetic().questions("train")
     reference = grpo.FrozenCopy()
@@ -93,7 +98,8 @@ def main() -> None:
         prompts = []  # 5: take a batch of prompts
         for row in range(step * PROMPTS, (step + 1) * PROMPTS):
             question = questions[row]
-            prompts.append(grpo.Prompt(row, question.text, policy.tokenizer.encode(question.text), question))
+            token_ids = policy.tokenizer.encode(question.text)
+            prompts.append(grpo.Prompt(id=row, text=question.text, token_ids=token_ids, question=question))
         print(f"step {step + 1}: mean reward {one_step(policy, reference, optimizer, scorer, prompts, step):.3f}")
     scorer.close()
 

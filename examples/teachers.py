@@ -69,11 +69,13 @@ class Teachers(PolicySnapshot):
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
         """As `Policy.forward`, each row by its teacher."""
-        teacher_of_row = torch.tensor([self.teacher_of[row] if row >= 0 else 0 for row in rollouts.row.tolist()])
+        teacher_of_row = torch.tensor(
+            [self.teacher_of[row] if row >= 0 else 0 for row in rollouts.sample_index.tolist()]
+        )
         logp, entropy = (torch.zeros_like(rollouts.weight) for _ in range(2))
         states: list[States] = []
         for index, teacher in enumerate(self.each):
-            rows = (teacher_of_row == index).nonzero().squeeze(1).to(rollouts.row.device)
+            rows = (teacher_of_row == index).nonzero().squeeze(1).to(rollouts.sample_index.device)
             # Ranks with sharded weights meet in every forward: each makes as many.
             if not len(rows) and not isinstance(teacher.policy, FSDPModule):
                 continue

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 BROKEN = "\ufffd"
-"""In a decoded text: bytes that are no character, or not yet, since later tokens may change it."""
+"""Stands in a decoded text for bytes that are no character, or whose character ends in later tokens."""
 FIRST_LOOK = "First look"
 """TensorBoard's section of the curves to read first: an upper-case letter comes before all others."""
 TOTAL = "total"
@@ -39,7 +39,7 @@ def at_least(key: str, value: float | None, minimum: float, owner: str = "") -> 
 
 
 class Stateful:
-    """Base of what keeps a state from step to step; this one keeps nothing."""
+    """Base of classes that keep a state from step to step. By default there is no state."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint must hold, so that a resumed run continues exactly; equal on every rank."""
@@ -59,7 +59,7 @@ class FinishReason(StrEnum):
 
 
 class Status(StrEnum):
-    """The fate of a sample that was scored, or of a task in a worker process. docs/metrics.md explains each."""
+    """The outcome of scoring a sample, or of a task in a worker process. docs/metrics.md explains each."""
 
     OK = "ok"
     ERROR = "error"
@@ -179,15 +179,16 @@ class Completion:
 
 @dataclass(slots=True)
 class Piece:
-    """A part of a conversation that keeps its history as it was: all of it, unless a chat template rewrites it.
+    """Turns of a conversation whose tokens follow each other.
 
-    Tokens that the policy sampled in an earlier piece are context in a later one.
+    A new piece begins where the chat template rewrites earlier turns. Tokens that the policy sampled in an earlier
+    piece are context in the new piece. Most conversations are one piece.
     """
 
     token_ids: list[int]
-    """[T] ids from the first token of the prompt to the last sampled one."""
-    drawn: list[bool]
-    """[T] True if the policy sampled the token; at least one is."""
+    """[T] ids from the first token of the prompt to the last sampled token."""
+    sampled: list[bool]
+    """[T] True if the policy sampled the token. At least one token was sampled."""
     logp: list[float] | None
     """[R] log-probs of the sampled tokens, as in `Completion`."""
 
@@ -197,30 +198,31 @@ class Conversation:
     """A conversation of the policy with an environment."""
 
     messages: list[Message] = field(default_factory=list)
-    """All messages, those of the prompt first, as the environment has them."""
+    """All messages as the environment has them; the messages of the prompt come first."""
     pieces: list[Piece] = field(default_factory=list)
     """The pieces in order; together they are one completion."""
     ends: list[int] = field(default_factory=list)
-    """[turns] index of each turn's last token among all sampled ones."""
+    """[turns] index of each turn's last token among all sampled tokens."""
     rewards: list[float] = field(default_factory=list)
     """[turns] reward of the environment for each turn."""
     outcome: float | None = None
     """The environment's reward for the conversation as a whole."""
     status: str = Status.OK
-    """How the environment failed, which leaves the completion out of its group; `ok` if it did not."""
+    """How the environment failed; `ok` if it did not. A failure leaves the completion out of its group."""
     error: str = ""
     """The failure in words."""
     num_calls: int = 0
-    """Calls of tools, with the failed ones."""
+    """Calls of tools, failed calls included."""
     num_failed_calls: int = 0
-    """Calls that cannot be read, or of which the tool raised; the policy reads the error."""
+    """Calls that cannot be read, or whose tool raised an exception. The policy reads the error."""
 
     @property
-    def num_given(self) -> int:
-        """The number of context tokens after the first sampled one."""
-        return sum(
-            sum(not is_sampled for is_sampled in piece.drawn[piece.drawn.index(True) :]) for piece in self.pieces
-        )
+    def num_context(self) -> int:
+        """The number of context tokens after the first sampled token."""
+        return sum(piece.sampled[piece.sampled.index(True) :].count(False) for piece in self.pieces)
+
+    num_given = num_context
+    """The name of `num_context` in 0.2, for rewards in users' files."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from make_tiny_policy import make_tokenizer
 
-from grpo_lightning.engines.engine import Drawn
+from grpo_lightning.engines.engine import Completions
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.rewards.results import RewardResult
@@ -74,7 +74,7 @@ class CutEngine(NativeEngine):
         super().__init__(max_rows=max_rows)
         self.lengths = lengths
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         """As `NativeEngine.generate`, when all are drawn."""
         rng = random.Random(0)
         for number, (index, completion) in enumerate(

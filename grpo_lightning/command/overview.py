@@ -1,4 +1,4 @@
-"""The tables of the command line: its commands, its sections and the defaults that it sets. It imports no torch."""
+"""The commands of `grpo`, the sections of their options, and defaults. This module does not import torch."""
 
 import re
 import sys
@@ -18,8 +18,8 @@ class Command(NamedTuple):
     module: str = "grpo_lightning.cli"
     """The module with its `main(args)`, which returns the exit code.
 
-    `grpo_lightning.cli` reads a configuration and runs it. A `main` that returns None leaves the `sys.argv` that it
-    changed to `grpo_lightning.cli`.
+    `grpo_lightning.cli` reads a configuration and runs it. Another `main` may change `sys.argv` and return None. Then
+    `grpo_lightning.cli` runs the changed command.
     """
 
 
@@ -52,10 +52,10 @@ SECTIONS = {
     "predictions": "PredictionWriter",
     "memory": "MemoryReport",
 }
-"""The sections of options of callbacks, beside `model`, `data` and `trainer`: the class of each, by its public name."""
+"""Callbacks with options: the public name of the class, by the section of its options beside `model` and `data`."""
 
 ALWAYS = ("FirstLook", "RunSummary")
-"""The callbacks without options."""
+"""Callbacks without options, by their public names. Every run has them."""
 
 DEFAULTS: dict[str, Any] = {
     "model.engine": {"class_path": "NativeEngine"},
@@ -76,16 +76,19 @@ DEFAULTS: dict[str, Any] = {
         "entropy": {"class_path": "NoEntropy"},
     },
 }
-"""GRPOModule's defaults, spelled out for `--help` and `--print_config`, but with what is fast."""
+"""Defaults of the command line, spelled out for `--help` and `--print_config`.
+
+They are the defaults of GRPOModule, except for the faster engine and compute.
+"""
 
 
 RENAMES = "plugins.console.mistakes.renames"
 
 
 def optional(path: str) -> Any:
-    """Returns a public name, or `module:name` of a plugin; None if the plugin's folder is missing.
+    """Returns the object with a public name, or with the path `module:name`; None if its plugin's folder is missing.
 
-    It is the only way in which the core reaches a plugin.
+    The core reaches plugins only by this function.
     """
     module, _, name = path.rpartition(":")
     try:
@@ -97,7 +100,7 @@ def optional(path: str) -> Any:
 
 
 def ask(path: str, *args: Any) -> Any:
-    """Calls a plugin's function, and returns its result; None if the plugin's folder is missing."""
+    """Calls a plugin's function, and returns its result; returns None if the plugin's folder is missing."""
     function = optional(path)
     return function(*args) if function else None
 
@@ -106,7 +109,7 @@ SEEDED = ("loop.seed", "data.seed")
 """The seeds that follow from `seed_everything`."""
 
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-"""A negative number, which is no flag."""
+"""Matches a negative number: an argument that begins with a dash, but is no flag."""
 
 
 def overview() -> str:
@@ -122,7 +125,7 @@ GRPO (DeepSeekMath, Algorithm 1) and its relatives. The commands:
 
 
 def answer(args: Sequence[str]) -> int | None:
-    """Runs what needs no torch, and returns the exit code; None leaves the command to grpo_lightning.cli."""
+    """Runs a command that needs no torch, and returns the exit code; None if `grpo_lightning.cli` must run it."""
     if not args or args[0] in ("-h", "--help", "help"):
         print(overview(), file=sys.stdout if args else sys.stderr)
         return 0 if args else 2

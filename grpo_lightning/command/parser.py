@@ -15,7 +15,7 @@ from grpo_lightning.types import UsageError
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose mistakes are `UsageError`: in one line each, where the plugin that explains them is there."""
+    """A parser that raises UsageError for mistakes. A plugin, if it is there, explains each in one line."""
 
     owner: type | None = None
     """The class whose arguments this parser reads; None for a command's options."""

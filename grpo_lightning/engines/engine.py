@@ -1,4 +1,4 @@
-"""The base of rollout engines: requests in, completions out."""
+"""The base class of rollout engines, which answer requests with completions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -25,19 +25,20 @@ class RolloutEngine(ABC):
     An engine is used in this order: `check` once, then as often as needed `wake`, `sync`, `generate`, `sleep`, and
     `close` at the end. Only `generate` must be written.
 
-    An engine may have four more class attributes, which readers take for False, or empty, where they are missing:
+    Four more class attributes are optional. The first three are False by default, and the last is an empty string:
 
-    - `draws_elsewhere`: `generate` needs nothing of this process but a thread that waits, so that it may run while the
-      policy learns;
-    - `renews_midway`: `sync` may be called while `generate` runs, and completions go on with the new weights;
-    - `gathers_weights`: `sync` assembles sharded weights itself, one tensor at a time, so that no rank holds them all;
-    - `gap_causes`: a sentence with the likely causes of log-probs that differ from the policy's, for the message.
+    - `draws_elsewhere`: True if `generate` only waits, in a thread, for samples that servers make. It may then run
+      while the policy learns.
+    - `renews_midway`: True if `sync` may be called while `generate` runs. Completions go on with the new weights.
+    - `gathers_weights`: True if `sync` assembles sharded weights itself, one tensor at a time. No rank then holds all.
+    - `gap_causes`: A sentence for a message: why log-probs of this engine are likely to differ from the policy's.
     """
 
     shares_weights: ClassVar[bool] = False
-    """True if it decodes with the policy's own weights, which are then whole on every rank while it generates.
+    """True if it decodes with the policy's own weights. Sharded weights are then assembled while it generates.
 
-    An engine with weights of its own copies them in `sync`, and finds whole weights only there."""
+    Other engines copy the weights in `sync`. Sharded weights are then assembled in `sync` alone.
+    """
     dtype: torch.dtype | None = None
     """The type of the engine's matrix products; None: the type that the policy computes in."""
     policy: Policy | None = None
@@ -45,7 +46,7 @@ class RolloutEngine(ABC):
     version: int | None = None
     """`Policy.version` at the last `sync`; None before. An engine that loses its weights sets it to None."""
     first_gap: float | None = None
-    """Mean difference in nats to the policy's log-probs when they were first compared: the gap that rounding makes."""
+    """Mean difference in nats to the policy's log-probs when they were first compared. Rounding explains it."""
 
     _is_awake: bool = False
     _fingerprint: bytes | None = None
@@ -61,15 +62,15 @@ class RolloutEngine(ABC):
         return self.policy is policy and self.version == policy.version
 
     def has_weights_of(self, policy: Policy) -> bool:
-        """Returns True if the weights of `policy` are still what the engine copied, whatever its version says."""
+        """Returns True if the engine has the weights of `policy`, whose fingerprints it compares, not the versions."""
         return not self.has_copies or self._fingerprint == policy.fingerprint()
 
     def product_dtype(self, policy: Policy) -> torch.dtype:
-        """Returns the type of the matrix products. A type that rounds makes a mismatch, which the run reports."""
+        """Returns the type of the engine's matrix products."""
         return self.dtype or compute_dtype(policy)
 
     def sync(self, policy: Policy) -> None:
-        """Makes `policy`, as it is now, the one to sample from. Called once per `Policy.version`, on every rank.
+        """Makes the engine sample from `policy` as it is now. It is called once per `Policy.version`, on every rank.
 
         An engine with weights of its own copies them, then calls this method of the base class.
         """
@@ -77,7 +78,7 @@ class RolloutEngine(ABC):
         self._fingerprint = policy.fingerprint() if self.has_copies else None
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError if the engine cannot decode this policy, which it leaves as it was. Every rank calls it."""
+        """Raises UsageError if the engine cannot decode this policy. It changes nothing. Every rank calls it."""
 
     def wake(self) -> None:
         """Takes the device memory that `sync` and `generate` need. An engine starts asleep."""
@@ -87,7 +88,7 @@ class RolloutEngine(ABC):
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Opens a context in which the engine has its device memory. Held around several calls, it wakes once."""
+        """Opens a context in which the engine is awake. A context inside another one does not wake it again."""
         if self._is_awake:
             yield
             return
@@ -104,7 +105,7 @@ class RolloutEngine(ABC):
     def ready(self, policy: Policy) -> Iterator[None]:
         """Opens a context in which the engine samples from `policy` as it is now. Every rank must enter it.
 
-        Whole weights are on a device only as long as the engine reads them.
+        Sharded weights are whole on a device only while the engine reads them.
         """
         shares = self.shares_weights
         with self.awake(), policy.gathered() if shares else nullcontext():
@@ -117,13 +118,16 @@ class RolloutEngine(ABC):
                 gathers_weights = getattr(self, "gathers_weights", False)
                 with nullcontext() if shares or gathers_weights else policy.gathered():
                     self.sync(policy)
-                # While `sync` ran, sharded weights may have been whole, and their fingerprint another one.
+                # Sharded weights may have been whole during `sync`, and whole weights have another fingerprint.
                 self._fingerprint = policy.fingerprint() if self.has_copies else None
             yield
 
     @contextmanager
     def conversations(self) -> Iterator[None]:
-        """Opens a context in which requests go on where completions ended, with the same weights: rows may be kept."""
+        """Opens a context in which requests may continue earlier completions, with the same weights.
+
+        An engine may keep what it has computed for these completions, such as keys and values.
+        """
         yield
 
     @abstractmethod

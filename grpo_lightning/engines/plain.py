@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
-from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.engines.sampling import Sampling, sample_tokens
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.policy.policy import Policy
@@ -139,7 +139,7 @@ class _Rows:
         for _ in range(min(count, self.sampling.max_new_tokens - self.num_sampled)):
             if self.num_sampled:
                 self._forward(self.token[:, None], self.width + self.num_sampled)
-            self.token, logp = draw(self.logits, self.uniform[:, self.num_sampled], self.sampling)
+            self.token, logp = sample_tokens(self.logits, self.uniform[:, self.num_sampled], self.sampling)
             self.num_sampled += 1
             columns.append((self.token, logp))
         tokens, logps = (torch.stack(column, 1).tolist() for column in zip(*columns, strict=True))

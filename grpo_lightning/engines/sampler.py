@@ -49,7 +49,7 @@ class Sampler(ABC):
         """Returns the rollouts of samples, group after group."""
 
     def longest(self, sampling: Sampling) -> int:
-        """Returns the largest number of tokens that the policy can sample in one sample."""
+        """Returns the largest number of sampled tokens that a sample can have."""
         return sampling.max_new_tokens
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class ValidationSampling:
             raise UsageError(f"validation.{error}") from error
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """[B] int64 tokens and their [B] float32 log-probs, from [B, V] logits and [B] uniform numbers in [0, 1).
 
     The log-probs are taken after temperature and filters; with greedy decoding, at temperature 1.

@@ -25,16 +25,16 @@ class Exploration:
     scores: Scores
     """The scores of all samples, by every reward."""
     rollouts: Rollouts
-    """The completions that are learned from: some or all of `samples`, each as one or several rows.
+    """The completions that are learned from: some or all of `samples`.
 
-    `Rollouts.row` is an index into `samples`.
+    `Rollouts.sample_index` of a row is an index into `samples`. A completion usually is one row (see `Rollouts`).
     """
     seconds: dict[str, float]
     """`explore`: seconds spent sampling. `reward`: seconds spent waiting for scores after sampling."""
     policy_version: int
-    """`Policy.version` of the weights that sampled the completions. While the policy has it, they are on policy."""
+    """`Policy.version` of the weights that sampled the completions. While the policy has it, rollouts are on policy."""
     sampler_is_policy: bool = False
-    """True if no filter was on, so that `rollouts.sampler_logp` are the policy's log-probs up to rounding."""
+    """True if no filter such as top-p was on: `rollouts.sampler_logp` are the policy's log-probs up to rounding."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the source, by their full names; the same on every rank."""
 
@@ -55,15 +55,15 @@ class Exploration:
     @property
     def prompt_ids(self) -> list[int]:
         """[B] the prompt id of each row of the rollouts."""
-        return [self.samples[row].prompt.id for row in self.rollouts.row.tolist()]
+        return [self.samples[index].prompt.id for index in self.rollouts.sample_index.tolist()]
 
     @property
     def rewards(self) -> RewardBatch:
-        """The rewards that have a weight, of the completions that are learned from, on the CPU."""
+        """The rewards of the completions that are learned from, on the CPU. Rewards without a weight are left out."""
         rollouts = self.rollouts
         # A completion of several rows is rewarded once.
         is_first_row = rollouts.is_first_row
-        indices = rollouts.row[is_first_row].tolist()
+        indices = rollouts.sample_index[is_first_row].tolist()
         return self.scores.table(indices, rollouts.group[is_first_row].cpu(), rollouts.lengths_by_completion.cpu())
 
 
@@ -78,7 +78,7 @@ class Explorer:
     sampler: Sampler = field(default_factory=SingleTurn)
     """Leads the engine through one turn per sample, or through several with an environment."""
     settle: Callable[[], None] = lambda: None
-    """Waits until nothing is being sampled ahead. A source that samples ahead sets it."""
+    """Waits for completions of later steps that are being sampled. A source that samples ahead sets it."""
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""
@@ -110,11 +110,12 @@ class Explorer:
         """
         sample_by_index: dict[int, Sample] = {}
         self.settle()
+        # In this context the engine has the current weights. `closing` stops the engine if a listener raises.
         with (
             self.engine.ready(policy),
             closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as indexed_samples,
         ):
-            # Samples come in the order in which they end.
+            # Samples come in the order in which their completions end, each with its index.
             for index, sample in indexed_samples:
                 sample_by_index[index] = sample
                 for listener in listeners:
@@ -132,10 +133,10 @@ class Explorer:
     ) -> Exploration:
         """Samples G completions of each prompt (line 7), and computes their rewards (line 8).
 
-        The arguments are those of `sample`.
+        It takes the arguments of `sample`.
         """
         started = time.perf_counter()
-        # Rewards score each sample as soon as it has ended, while the engine goes on.
+        # `scoring.add` scores a sample as soon as it has ended, while the engine goes on with the others.
         with self.scorer.begin() as scoring:
             samples = self.sample(policy, prompts, group_size, sampling, key, [scoring.add, *listeners])
             sampled = time.perf_counter()

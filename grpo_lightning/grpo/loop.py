@@ -75,7 +75,7 @@ class GRPOLoop(Callback):
         at_least("loop.max_tokens", max_tokens, 0)
 
         self.observers: list[Observer] = []
-        """The datamodule and the callbacks that follow the exploration steps; `setup` collects them."""
+        """The datamodule and the callbacks that derive from `Observer`; `setup` collects them."""
         self.step: Step | None = None
         """The current exploration step. It stays here after its end, until the next step begins."""
         self._is_resuming = False
@@ -105,7 +105,7 @@ class GRPOLoop(Callback):
         pl_module.connect(datamodule)
         policy = pl_module.parts.policy
 
-        # Whatever derives from `Observer` follows the steps.
+        # The datamodule and callbacks that derive from `Observer` are called at each stage of a step.
         candidates = (datamodule, *trainer.callbacks)
         self.observers[:] = [candidate for candidate in candidates if isinstance(candidate, Observer)]
 
@@ -136,17 +136,18 @@ class GRPOLoop(Callback):
         policy = parts.policy
         reference = parts.reference
 
-        # The last step is released before the next one takes memory.
+        # Release the memory of the last step before the next step takes more.
         self.step = None
-        # Reseed, so that dropout and user rewards repeat after a resume.
+        # Reseed, so that dropout and rewards that use random numbers repeat after a resume.
         ranks.seed(self.seed, step_index)
 
+        # In this context there are neither gradients nor dropout.
         with pl_module.evaluating():
             # 2-3: in the first step of an iteration π_ref becomes π_θ.
             if reference is not None and self.steps_per_iteration and step_index % self.steps_per_iteration == 0:
                 reference.refresh(policy)
 
-            # 6: π_old becomes π_θ. By default nothing is copied: π_old is known by the log-probs of `prepare`.
+            # 6: π_old becomes π_θ. By default no weights are copied: `prepare` computes the log-probs of π_old instead.
             parts.old_policy.refresh(policy)
 
             # 5, 7, 8: take a batch of questions, sample G outputs of each, and compute their rewards.
@@ -156,14 +157,14 @@ class GRPOLoop(Callback):
             exploration = replace(exploration, policy_version=oldest_version)
             explored = perf_counter()
 
-            # 9: compute the advantages, and what line 11 needs: token weights, micro-batches, log-probs.
+            # 9: compute the advantages. Prepare line 11: token weights, micro-batches, log-probs.
             rollouts, micro_batches = prepare(parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
             seconds = {**exploration.seconds, "logp": perf_counter() - explored}
             exploration = replace(exploration, rollouts=rollouts, seconds=seconds)
 
         # 10: for GRPO iteration = 1, ..., μ, unless the stop rule ends the passes earlier.
         passes = Passes(self.stop, self.num_minibatches)
-        self.step = Step(exploration, micro_batches, passes, started, prepared=perf_counter())
+        self.step = Step(exploration, micro_batches, passes, started, prepared_at=perf_counter())
         for observer in self.observers:
             observer.prepared(self.step)
 
@@ -171,7 +172,7 @@ class GRPOLoop(Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Minibatch, batch_idx: int
     ) -> None:
         """Calls the observers after the last update of a step, before Lightning validates."""
-        self.current_step.updated = perf_counter()
+        self.current_step.updated_at = perf_counter()
         if batch_idx == self.updates_per_step - 1:
             for observer in self.observers:
                 observer.updated(self.current_step)
@@ -196,8 +197,8 @@ class GRPOLoop(Callback):
             self.source.load_state_dict(state_dict["source"])
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Notes whether the checkpoint resumes a run.
+        """Notes whether the checkpoint resumes a run, before `load_state_dict` is called.
 
-        Lightning restores callbacks for `validate`, `test` and `predict` too. A fit after these must start anew.
+        Lightning also restores callbacks for `validate`, `test` and `predict`. A fit after these must start anew.
         """
         self._is_resuming = trainer.state.fn == TrainerFn.FITTING

@@ -1,9 +1,10 @@
 """Line 9 of Algorithm 1, and what the updates of line 11 need: token weights, micro-batches, and log-probs.
 
-The micro-batches are cut first, and log π_old is computed on the very micro-batches that the updates use. In bfloat16 a
-log-prob depends on what else is in its micro-batch, and the ratio must be 1 while nothing has been learned.
+The micro-batches are cut first, so that log π_old is computed on the same micro-batches as in the updates: in bfloat16
+a log-prob depends on the other rows of its micro-batch, and the ratio must be 1 before the first update.
 
 Rollouts stay on the CPU, and micro-batches are on the device of the policy. All ranks make the same number of forwards.
+Columns are [N] float32 numbers of the sampled tokens by name, such as Â and log π_old.
 """
 
 import torch
@@ -19,8 +20,8 @@ from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
+from grpo_lightning.policy.micro_batcher import MicroBatcher, Rows
 from grpo_lightning.policy.old_logp import old_policy_logp
-from grpo_lightning.policy.packer import Packer, Rows
 
 
 def prepare(
@@ -28,7 +29,7 @@ def prepare(
 ) -> tuple[Rollouts, list[list[MicroBatch]]]:
     """Computes every column that the updates read, and cuts each minibatch into micro-batches.
 
-    Every rank must call it. Rows without a gradient are left out, if the advantage alone tells which these are.
+    Micro-batches leave out rows that cannot have a gradient, where Â alone decides this. Every rank must call it.
 
     Args:
         parts: The policy, the objective and the other parts of the run.
@@ -42,60 +43,70 @@ def prepare(
     """
     objective = parts.objective
     rollouts = exploration.rollouts
-    # Late rollouts were sampled from an earlier policy than the one that learns now.
+    # Late rollouts were sampled from an earlier policy. What the options read of them must have been recorded.
     is_late = exploration.policy_version != parts.policy.version
     check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)
-    packer = Packer(parts.policy, max_tokens, rollouts.temperature)
+    # Cuts rows into micro-batches, and computes columns by forwards of these.
+    micro_batcher = MicroBatcher(parts.policy, max_tokens, rollouts.temperature)
 
-    # Columns that need no log-probs: entropy ranks, usually Â, and columns of the masks, which may read the other two.
+    # Columns that need no log-probs, in the order in which they are read: the rank of each token by entropy, Â (which
+    # needs log-probs only with a KL penalty in the reward, for example), and the columns that masks compute from both.
     advantage_reads_logp = objective.reward_kl is not None or bool(parts.advantage.reads)
     if any(mask.reads_entropy for mask in objective.masks):
-        rollouts = rollouts.with_columns({ENTROPY_RANK: packer.entropy_rank(rollouts)})
+        rollouts = rollouts.with_columns({ENTROPY_RANK: micro_batcher.entropy_rank(rollouts)})
     if not advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     for mask in objective.masks:
         rollouts = rollouts.with_columns(mask.prepare(rollouts))
 
-    # The weight of each token, and the rows of each micro-batch. Rows without Â are dropped if nothing else moves them.
+    # The weight of each token, and the rows of each micro-batch. Where only Â gives a gradient, rows without Â are
+    # left out.
     drops_rows = objective.learns_from_advantage_alone and not advantage_reads_logp
     minibatch_of_row = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
     weight, rows_of_micro_batches = cut_minibatches(
-        parts, rollouts, packer, minibatch_of_row, num_minibatches, drops_rows
+        parts, rollouts, micro_batcher, minibatch_of_row, num_minibatches, drops_rows
     )
 
-    # log π_old: recorded by the sampler, computed here, or left to the first update, whose forward has it anyway.
+    # log π_old: recorded by the sampler, computed here, or left to the first update, whose forward computes it anyway.
     objective_reads_logp = objective.surrogate.reads_old_logp or objective.correction.reads_old_logp
-    needed_first = advantage_reads_logp or objective_reads_logp
-    one_update = num_minibatches == mu == 1
+    is_read_before_updates = advantage_reads_logp or objective_reads_logp
+    has_one_update = num_minibatches == mu == 1
     old_logp, num_without_old_logp = old_policy_logp(
-        parts.old_policy, needed_first, rollouts, packer, rows_of_micro_batches, is_late, one_update
+        parts.old_policy,
+        is_read_before_updates,
+        rollouts,
+        micro_batcher,
+        rows_of_micro_batches,
+        is_late,
+        has_one_update,
     )
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
 
-    # log π_ref, where something reads it per token. Updates compute whole distributions of π_ref by themselves.
+    # log π_ref, unless the KL term compares whole distributions: then each update computes those of π_ref itself.
     if (reference := parts.reference) is not None:
+        # Some references read the samples' texts: a teacher who sees a solution, for example.
         reference.begin(parts.policy, exploration.samples)
         if advantage_reads_logp or not objective.kl.reads_distributions:
             all_micro_batches = [rows for minibatch in rows_of_micro_batches for rows in minibatch]
-            ref_logp = packer.per_token(
+            ref_logp = micro_batcher.per_token(
                 rollouts, all_micro_batches, lambda micro_batch: reference(parts.policy, micro_batch)
             )
             rollouts = rollouts.with_columns({"ref_logp": ref_logp})
 
-    # Columns that need log-probs: sometimes Â, and columns of the surrogate and of the correction.
+    # Columns that need log-probs: Â if it was not computed above, and the columns of surrogate and correction.
     if advantage_reads_logp:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
-    return rollouts, micro_batches_on_device(rollouts, packer, rows_of_micro_batches, num_without_old_logp)
+    return rollouts, micro_batches_on_device(rollouts, micro_batcher, rows_of_micro_batches, num_without_old_logp)
 
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
-    """[N] float32 Â of every token (line 9), from rewards that include the KL penalty where there is one."""
+    """[N] float32 Â of every token (line 9). A KL penalty in the reward is subtracted from `rewards` first."""
     rewards.columns = {name: rollouts.columns[name] for name in parts.advantage.reads}
     if (penalty := parts.objective.reward_kl) is not None:
         rewards = penalty(rewards, rollouts)
 
-    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and takes Â of its tokens.
+    # An estimator may normalise over the whole step: each rank computes Â of all ranks, and returns its own part.
     rewards_of_ranks = ranks.gather(rewards)
     tokens_of_ranks = [int(rank_rewards.lengths.sum()) for rank_rewards in rewards_of_ranks]
     advantage = parts.advantage.per_token(RewardBatch.concat(rewards_of_ranks))
@@ -105,7 +116,7 @@ def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor
 def cut_minibatches(
     parts: Parts,
     rollouts: Rollouts,
-    packer: Packer,
+    micro_batcher: MicroBatcher,
     minibatch_of_row: Tensor,
     num_minibatches: int,
     drops_rows: bool,
@@ -113,9 +124,9 @@ def cut_minibatches(
     """Computes the weight of every token, and cuts each minibatch into micro-batches.
 
     Args:
-        parts: The parts of the run; the objective makes the weights.
+        parts: The parts of the run. The objective computes the weights.
         rollouts: The rollouts of the step, with the columns of the masks.
-        packer: Cuts rows into micro-batches.
+        micro_batcher: Cuts rows into micro-batches.
         minibatch_of_row: [B] int64, the minibatch of each row.
         num_minibatches: Optimizer updates per pass.
         drops_rows: Leave out rows that have no gradient. They still count in the weights of the other rows.
@@ -130,7 +141,8 @@ def cut_minibatches(
         rows = (minibatch_of_row == index).nonzero().squeeze(1)
         minibatch = rollouts.select(rows)
 
-        # A weight is a fraction of the minibatch of all ranks: it must not depend on the micro-batches.
+        # A weight is a fraction of the minibatch of all ranks, so it does not depend on the cut into micro-batches.
+        # `longest` is the longest completion that the run allows: some weightings divide by it.
         longest = parts.explorer.sampler.longest(parts.sampling)
         batch_size = BatchSize.of_all_ranks(minibatch, objective.counted(minibatch), longest)
         if len(minibatch):
@@ -141,22 +153,24 @@ def cut_minibatches(
             with_gradient = rows_with_gradient(minibatch)
             rows = rows[with_gradient]
             minibatch = minibatch.select(with_gradient)
-        rows_of_micro_batches.append([rows[micro_batch] for micro_batch in packer.rows_of_micro_batches(minibatch)])
+        rows_of_micro_batches.append(
+            [rows[micro_batch] for micro_batch in micro_batcher.rows_of_micro_batches(minibatch)]
+        )
     return weight, rows_of_micro_batches
 
 
 def micro_batches_on_device(
-    rollouts: Rollouts, packer: Packer, rows_of_micro_batches: list[list[Rows]], num_without_old_logp: int
+    rollouts: Rollouts, micro_batcher: MicroBatcher, rows_of_micro_batches: list[list[Rows]], num_without_old_logp: int
 ) -> list[list[MicroBatch]]:
     """Makes the micro-batches of each minibatch, the same number on every rank.
 
-    The first `num_without_old_logp` minibatches lack log π_old: their first update computes it.
+    The first `num_without_old_logp` minibatches, 0 or 1, lack log π_old: their first update computes it.
     """
-    # Idle micro-batches fill up a rank that has fewer. They need every column that any rank has.
+    # A rank with fewer micro-batches gets idle ones, of weight 0. They need every column that any rank has.
     column_names = {name for names in ranks.gather({*rollouts.columns}) for name in names}
-    device = packer.policy.device
+    device = micro_batcher.policy.device
     zero = torch.zeros(1, dtype=torch.float32, device=device)
-    idle_micro_batch = packer.idle.with_columns(dict.fromkeys(column_names, zero))
+    idle_micro_batch = micro_batcher.idle.with_columns(dict.fromkeys(column_names, zero))
 
     micro_batches: list[list[MicroBatch]] = []
     for index, rows_of_minibatch in enumerate(rows_of_micro_batches):

@@ -38,7 +38,7 @@ class SourceInputs:
     dynamic_sampling: DynamicSampling | None = None
     """The filter of groups; None keeps all groups of a step's first round."""
     observers: Sequence[Observer] = field(default_factory=list)
-    """Are called as completions are sampled."""
+    """Their `exploring` and `explored` are called as completions are sampled."""
 
 
 class RolloutSource(Stateful, ABC):
@@ -79,7 +79,7 @@ class Synchronous(RolloutSource):
 
     def __init__(self) -> None:
         self.num_questions = 0
-        """Questions taken from the stream so far."""
+        """Questions taken from the stream so far. The next question has this number as its id."""
 
     def next(self, step: int) -> Exploration:
         inputs = self.inputs
@@ -99,12 +99,12 @@ class Synchronous(RolloutSource):
                 passed_ids |= passing(dynamic.filter, rounds[-1]) if dynamic else {*ids}
         inputs.explorer.scorer.stop_if_broken()
 
-        # Groups that did not pass fill up the step when too few did.
+        # The step learns from the groups that passed. If they are too few, failed groups fill it up.
         sampled_ids = range(first_id, self.num_questions)
         failed_ids = [id for id in sampled_ids if id not in passed_ids]
         step_ids = {*(sorted(passed_ids) + failed_ids)[:num_prompts]}
 
-        # The rollouts of these groups are learned from. The samples of all groups are reported.
+        # All sampled groups are reported, but only the rollouts of the step's groups are learned from.
         exploration = Exploration.concat(rounds)
         rows = [row for row, id in enumerate(exploration.prompt_ids) if id in step_ids]
         rollouts = exploration.rollouts.select(torch.tensor(rows, dtype=torch.int64))
@@ -115,7 +115,7 @@ class Synchronous(RolloutSource):
         return replace(exploration, rollouts=rollouts, metrics=metrics)
 
     def _explore(self, ids: range, step: int) -> Exploration:
-        """Samples and scores the completions of this rank's questions among `ids`."""
+        """Samples and scores completions of the questions `ids`, of which each rank takes some."""
         inputs = self.inputs
         prompts = inputs.data.ask(ids)
         for observer in inputs.observers:
@@ -125,6 +125,7 @@ class Synchronous(RolloutSource):
         return inputs.explorer.explore(inputs.policy, prompts, inputs.group_size, inputs.sampling, key, listeners)
 
     def state_dict(self) -> dict[str, Any]:
+        # The key is older than the attribute: checkpoints have it.
         return {"drawn": self.num_questions}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -134,9 +135,9 @@ class Synchronous(RolloutSource):
 def passing(group_filter: GroupFilter, exploration: Exploration) -> set[int]:
     """Returns the ids of the prompts, of all ranks, whose groups pass the filter. Every rank must call it."""
     rollouts = exploration.rollouts
-    # A completion of several rows counts once: by its first row.
+    # A completion of several rows counts once, by its first row.
     is_first_row = rollouts.is_first_row
-    reward = exploration.scores.values(group_filter.reward)[rollouts.row[is_first_row]]
+    reward = exploration.scores.values(group_filter.reward)[rollouts.sample_index[is_first_row]]
     passes = group_filter(reward, rollouts.group[is_first_row], len(rollouts.prompt_lengths))
     groups_of_rows = zip(exploration.prompt_ids, rollouts.group.tolist(), strict=True)
     passed_ids = [id for id, group in groups_of_rows if passes[group]]

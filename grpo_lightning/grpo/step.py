@@ -32,7 +32,7 @@ class Parts:
     sampling: Sampling
     """Temperature, length limit and filters of sampling."""
     advantage: AdvantageEstimator
-    """Makes Â of rewards."""
+    """Computes Â, the advantages, from rewards."""
     objective: Objective
     """J, which the updates maximise."""
 
@@ -44,16 +44,16 @@ class MicroBatch:
     rollouts: Rollouts
     """The completions, on the policy's device, with every column that the objective reads."""
     layout: Layout | None = None
-    """The place of each token in the forward; made once for all passes."""
+    """The place of each token in the input of the forward; made once for all passes."""
     scored: TokenLogp | None = None
     """The log-probs and entropies of the last update's forward, without gradient; None before the first update."""
     updated: bool = False
-    """True if an update was made with it: no stop rule refused the update, and it was finite."""
+    """True if the optimizer has made an update with it: a stop rule or an infinite gradient can prevent it."""
 
     @property
     def is_idle(self) -> bool:
         """True if it holds no completion, and only makes this rank run as many forwards as the others."""
-        return int(self.rollouts.row[0]) < 0
+        return int(self.rollouts.sample_index[0]) < 0
 
 
 class Minibatch:
@@ -65,7 +65,7 @@ class Minibatch:
         micro_batches: At most `loop.max_tokens` tokens each. Every rank has the same number, so that all ranks exchange
             gradients together.
         on_policy: True if π_θ is still the policy that sampled the rollouts.
-        step: The exploration step of the rollouts; `Rollouts.row` is an index into its samples.
+        step: The exploration step that has sampled the rollouts.
     """
 
     # A plain class: Lightning looks into every dataclass and list of a batch, for float tensors to cast.
@@ -77,9 +77,9 @@ class Minibatch:
 
 @dataclass(slots=True)
 class Step:
-    """One exploration step on this rank: what was explored, and what its updates add.
+    """One exploration step on this rank: its exploration, and the results of its updates.
 
-    The loop makes it when the updates are prepared, and drops it when the next step begins.
+    The loop makes it after the exploration, before the first update, and drops it when the next step begins.
     """
 
     exploration: Exploration
@@ -87,33 +87,32 @@ class Step:
     micro_batches: list[list[MicroBatch]]
     """The micro-batches of each minibatch, until the step is reported."""
     passes: Passes
-    """The updates so far. Once a stop rule has ended the passes, `training_step` skips the remaining minibatches."""
-    started: float
+    """Records the updates. Once a stop rule has ended the passes, `training_step` skips the remaining minibatches."""
+    started_at: float
     """Time at which the step began, in seconds of `perf_counter`."""
-    prepared: float
-    """Time at which its updates were prepared. What observers do next is not part of the step."""
-    updated: float = 0.0
-    """Time at which its last update so far had ended."""
+    prepared_at: float
+    """Time at which its first update could begin. Observers run next, and their time does not count in the step."""
+    updated_at: float = 0.0
+    """Time at which its latest update ended."""
     updates: list[tuple[bool, dict[str, Tensor]]] = field(default_factory=list)
-    """For each update: True if it was made, and its metrics."""
+    """For each update: True if the optimizer made it, and its metrics."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of what has learned from the step beside the policy: rewards, and the order of questions."""
+    """Metrics of reward models and of the order of questions, which learn from the step too."""
     remarks: list[str] = field(default_factory=list)
-    """Reasons why the step learned less than it might have, once it has ended."""
+    """Reasons why the policy learned less from the step than it might have. They are filled in at its end."""
 
 
 @dataclass(slots=True)
 class Minibatches:
     """The train loader: line 10 of Algorithm 1, μ passes over the minibatches of the current step.
 
-    It has a length, and its generator starts only when the step has been explored. Without a length Lightning would
-    fetch a batch ahead, before the exploration that makes it.
+    It has a length on purpose: without it Lightning would fetch the first batch before the exploration that makes it.
     """
 
     step: Callable[[], Step]
     """Returns the current step."""
     policy: Policy
-    """π_θ; its version tells whether it is still the policy that sampled the rollouts."""
+    """π_θ. Its version tells whether the rollouts of a minibatch are still on policy."""
     mu: int
     """μ, passes over the rollouts of one step."""
     num_minibatches: int

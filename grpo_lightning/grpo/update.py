@@ -17,7 +17,7 @@ from grpo_lightning.policy.machine import Machine
 class Watcher:
     """Watches updates, and changes nothing.
 
-    A callback that also derives from `Watcher` sees each micro-batch of each update. For whole steps see `Observer`.
+    A callback that also derives from `Watcher` is called in each update. For whole steps see `Observer`.
     """
 
     def begin(self, minibatch: Minibatch) -> None:
@@ -27,7 +27,10 @@ class Watcher:
         """Is called with each micro-batch after its forward and backward; `micro_batch.scored` has its log-probs."""
 
     def metrics(self, reduce: Callable[..., Any]) -> Mapping[str, Tensor]:
-        """Returns metrics of the update over all ranks. It may stop the run. Every rank calls it."""
+        """Returns metrics of the update over all ranks, from numbers that `reduce` sums. Every rank calls it.
+
+        It may raise an exception to end the run.
+        """
         return {}
 
 
@@ -44,7 +47,8 @@ def update(
         watchers: See each micro-batch after its backward, and add metrics.
 
     Returns:
-        True if the weights moved, and the metrics; None if no token of any rank has a weight.
+        Two values: True if the optimizer made the update, and the metrics. The metrics are None if no token of any rank
+        has a weight.
     """
     policy = parts.policy
     objective = parts.objective
@@ -52,31 +56,36 @@ def update(
     for watcher in watchers:
         watcher.begin(minibatch)
 
-    # 1. Backward. Gradients add up over micro-batches and ranks: a token's weight is a fraction of the whole batch.
+    # 1. Forward and backward: `gradients` makes both for each micro-batch. Gradients add up over micro-batches and
+    # ranks, since a token's weight is a fraction of the whole batch.
     diagnostics: list[Diagnostics] = []
     forward = partial(objective_of, parts)
     for micro_batch, micro_batch_diagnostics in policy.compute.gradients(minibatch.micro_batches, forward, machine):
         assert micro_batch.layout is not None and micro_batch.scored is not None
-        micro_batch.layout.free()
-        # Without log π_old, π_θ is π_old in this update. The next passes compare with its log-probs.
+        micro_batch.layout.free()  # memory that the next pass can fill again
+        # Without log π_old this is the first update: π_θ is π_old. Its log-probs are log π_old of the next passes.
         if micro_batch.rollouts.old_logp is None:
             micro_batch.rollouts = micro_batch.rollouts.with_columns({"old_logp": micro_batch.scored.logp})
         diagnostics.append(micro_batch_diagnostics)
         for watcher in watchers:
             watcher.see(micro_batch)
 
-    # 2. Clip. From here on, decisions and logs use numbers of all ranks, which leave a GPU in one transfer.
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.scale) / machine.scale
+    # 2. Clip. In float16 the gradients are scaled up, so the norm is too. From here on, decisions and logs use numbers
+    # of all ranks, which leave a GPU in one transfer.
+    norm = (
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), (grad_clip or math.inf) * machine.gradient_scale)
+        / machine.gradient_scale
+    )
     rank_total = sum(diagnostics[1:], diagnostics[0])
     total, (grad_norm,) = rank_total.reduce(machine.reduce).on_host(sharding.assembled(norm))
     watched: dict[str, Tensor] = {}
     for watcher in watchers:
         watched |= watcher.metrics(machine.reduce)
 
-    # 3. Guard. A gradient that is not finite moves nothing, and a stop rule may end the passes.
+    # 3. Guard. There is no update if the gradient is not finite, or if a stop rule ends the passes in `record`.
     is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
     passes.record(total, is_finite)
-    # Without a token that has a weight there is no step: it would move the weights by Adam's moments alone.
+    # Nor is there an update if no token has a weight: Adam's moments alone would move the weights.
     if not total.tokens:
         return False, None
     is_made = is_finite and not passes.ended
@@ -102,13 +111,13 @@ def objective_of(parts: Parts, micro_batch: MicroBatch) -> tuple[Tensor, tuple[M
     """Computes J of one micro-batch by a forward of the policy.
 
     Returns:
-        J with gradient, and the micro-batch, which now holds its log-probs, with its diagnostics.
+        Two values: J with gradient, and the pair of micro-batch and diagnostics. `micro_batch.scored` is set.
     """
     policy = parts.policy
     objective = parts.objective
     rollouts = micro_batch.rollouts
     micro_batch.layout = micro_batch.layout or policy.compute.layout(rollouts)
-    # A divergence of whole distributions is read in the policy's forward, where they exist.
+    # A KL of whole distributions is computed inside the forward, by the function `read`. Other estimators need none.
     read = objective.kl.reading(parts.reference, policy, rollouts)
     scored = policy(rollouts, objective.entropy.coefficient > 0, layout=micro_batch.layout, read=read)
     value, diagnostics = objective(scored.logp, scored.entropy, rollouts, scored.read)

@@ -116,7 +116,7 @@ def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Ten
 
 
 def quotient(deviation: Tensor, scale: Tensor) -> Tensor:
-    """[B] deviations divided by the scale; 0 where the deviation is 0, whatever the scale."""
+    """[B] deviations divided by the scale; 0 where the deviation is 0, even if the scale is 0 too."""
     return torch.where(deviation == 0, 0.0, deviation / scale)
 
 

@@ -88,7 +88,7 @@ class Diagnostics(Sums):
         objective: Tensor,
         entropy: Tensor,
         kl_ref: Tensor,
-        change: Tensor,
+        log_ratio_to_old: Tensor,
     ) -> "Diagnostics":
         """Sums the numbers of one micro-batch.
 
@@ -99,11 +99,11 @@ class Diagnostics(Sums):
             objective: J of the micro-batch.
             entropy: [N] float32 entropies of π_θ.
             kl_ref: [N] float32 estimates of KL(π_θ || π_ref).
-            change: [N] float32 log(π_θ/π_old).
+            log_ratio_to_old: [N] float32 log(π_θ/π_old).
         """
         counts = weight != 0
         has_advantage = counts & (rollouts.advantage != 0)
-        ratio = change.exp()
+        ratio = log_ratio_to_old.exp()
 
         def total(values: Tensor, mask: Tensor = counts) -> Tensor:
             return torch.where(mask, values.detach(), 0.0).sum()
@@ -117,7 +117,7 @@ class Diagnostics(Sums):
             ratio=total(ratio),
             kl_ref=total(kl_ref),
             # k3 of KL(π_old || π_θ). The tokens were sampled from π_old, so the estimate is unbiased.
-            kl_old=total(change.expm1() - change),
+            kl_old=total(log_ratio_to_old.expm1() - log_ratio_to_old),
             clipped_low=total(surrogate.clipped_low, has_advantage),
             clipped_high=total(surrogate.clipped_high, has_advantage),
             ratio_max=torch.where(counts, ratio, 0.0).max(),

@@ -45,9 +45,10 @@ def rows_with_gradient(rollouts: Rollouts) -> Tensor:
 def idle_micro_batch(temperature: float) -> Rollouts:
     """Returns one token of weight 0: a forward and a backward that change nothing, for a rank with less to do.
 
-    It has every column that micro-batches of other ranks have, with zeros. Its `row` is -1, the index of no completion.
+    It has every column that micro-batches of other ranks have, with zeros. Its `sample_index` is -1, which is the index
+    of no sample.
     """
     ones = torch.ones(1, dtype=torch.int64)
     zeros = torch.zeros(1, dtype=torch.int64)
     columns = {name: torch.zeros(1, dtype=torch.float32) for name in Rollouts.NAMES}
-    return Rollouts(zeros, ones, zeros, zeros, ones, row=-ones, columns=columns, temperature=temperature)
+    return Rollouts(zeros, ones, zeros, zeros, ones, sample_index=-ones, columns=columns, temperature=temperature)

@@ -60,7 +60,7 @@ class Objective:
     masks: list[TokenMask] = field(default_factory=list)
     """Tokens to leave out, or factors of their weights."""
     entropy: EntropyBonus = field(default_factory=NoEntropy)
-    """c, the coefficient of the entropy of π_θ."""
+    """Gives c, the coefficient of the entropy of π_θ; some change it from update to update."""
     correction: Correction = field(default_factory=NoCorrection)
     """A factor in the weight where sampler and policy differ."""
     reward_kl: KLPenalty | None = None
@@ -82,16 +82,20 @@ class Objective:
         return self.beta == 0 and isinstance(self.entropy, NoEntropy) and not self.surrogate.moves_without_advantage
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        """Computes the columns of surrogate and correction. Every rank must call it."""
+        """Computes the columns that surrogate and correction read in the updates, such as ratios of whole completions.
+
+        By default there are none. Every rank must call it.
+        """
         return self.surrogate.prepare(rollouts) | self.correction.prepare(rollouts)
 
     def counted(self, rollouts: Rollouts) -> Tensor:
-        """[N] bool, True for tokens that the denominators of the weighting count."""
+        """[N] bool, True for tokens that count in the denominators of the weighting; see `denominator`."""
         if self.denominator == "sampled":
             return torch.ones_like(rollouts.weight, dtype=torch.bool)
         is_kept = mask_factor(self.masks, rollouts) != 0
         if self.denominator == "kept":
             return is_kept
+        # `segment_sum` adds up |Â| over the tokens of each group: the sum is 0 if the group has no advantage.
         group = rollouts.per_token(rollouts.group)
         advantage_of_group = segment_sum(rollouts.advantage.abs(), group, len(rollouts.prompt_lengths))
         return is_kept & (advantage_of_group[group] > 0)
@@ -108,7 +112,7 @@ class Objective:
         return self.correction(log_ratio(old_logp.detach(), rollouts.sampler_logp), rollouts)
 
     def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts, divergence: Tensor | None = None) -> Terms:
-        """Computes the terms of each token in J, before its weight; arguments as in `__call__`."""
+        """Computes the terms of each token in J, before their weights; arguments as in `__call__`."""
         old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         surrogate = self.surrogate(logp, old_logp, rollouts)
         if divergence is not None:
@@ -134,14 +138,14 @@ class Objective:
             logp: [N] float32 log π_θ, with gradient.
             entropy: [N] float32 entropy of π_θ, with gradient if it earns a bonus.
             rollouts: The rollouts of the tokens, with the columns that the objective reads.
-            divergence: [N] float32 D(π_θ, π_ref) with gradient, if `kl` has computed it in the forward. None: `kl`
-                estimates it from log-probs.
+            divergence: [N] float32 D(π_θ, π_ref) with gradient, where the forward computed it from whole distributions.
+                None: `kl` estimates it from log-probs.
         """
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
         terms = self.terms(logp, entropy, rollouts, divergence)
         weight = rollouts.weight * self.factor(terms.old_logp, rollouts)
         objective = (weight * terms.total).sum()
-        change = log_ratio(logp.detach(), terms.old_logp)
+        log_ratio_to_old = log_ratio(logp.detach(), terms.old_logp)
         return objective, Diagnostics.from_update(
-            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, change
+            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio_to_old
         )

@@ -11,16 +11,20 @@ from grpo_lightning.maths import ragged
 from grpo_lightning.maths.columns import Columns
 from grpo_lightning.maths.sizes import Context, Sizes
 
-FIELDS = ("prompt_token_ids", "prompt_lengths", "group", "token_ids", "lengths", "row", "truncated")
+FIELDS = ("prompt_token_ids", "prompt_lengths", "group", "token_ids", "lengths", "sample_index", "truncated")
+"""The fields that are one tensor. `columns` holds the numbers of each token, and `context` the other tokens."""
 
 
 @dataclass(eq=False)
 class Rollouts(Columns):
     """B completions of Q prompts, over the N tokens that the policy sampled, without padding.
 
-    Tokens that a tool or an environment wrote are context: the policy sees them, no formula does, and `lengths` does
-    not count them. A completion usually is one row. A conversation whose history was rewritten is several consecutive
-    rows with the same `row`. Rewards, advantages and weightings treat these rows as one completion.
+    A row is a prompt with tokens after it, as the model reads them. A completion is one row. Only a conversation whose
+    history was rewritten is several consecutive rows, with the same `sample_index`. Rewards, advantages and weightings
+    treat these rows as one completion.
+
+    Tokens that a tool or an environment wrote are context: the policy reads them, but no formula does, and `lengths`
+    does not count them.
     """
 
     prompt_token_ids: Tensor
@@ -35,8 +39,11 @@ class Rollouts(Columns):
     """[B] int64, the paper's |o_i|: the number of sampled tokens of each row, at least 1."""
     context: Context | None = None
     """The context tokens; None if every token was sampled."""
-    row: Tensor = None  # type: ignore[assignment]
-    """[B] int64, the index of each row's completion among the samples of the step; by default 0, 1, 2, ..."""
+    sample_index: Tensor = None  # type: ignore[assignment]
+    """[B] int64, the index of each row's sample among the samples of the step; by default 0, 1, 2, ...
+
+    -1 marks an idle row, which has no sample and weight 0: it fills up a rank with less to do.
+    """
     truncated: Tensor = None  # type: ignore[assignment]
     """[B] bool, True for completions that were cut off at `max_new_tokens`; by default all False."""
     columns: dict[str, Tensor] = field(default_factory=dict)
@@ -44,14 +51,14 @@ class Rollouts(Columns):
     temperature: float = 1.0
     """log π_θ is the log-softmax of logits / temperature."""
     sizes: Sizes = None  # type: ignore[assignment]
-    """Lengths on the host, copied there by default."""
+    """The lengths as numbers on the CPU, copied there by default, so that a GPU is not waited for."""
 
     def __post_init__(self) -> None:
-        if self.row is None:
-            self.row = torch.arange(len(self.lengths), device=self.lengths.device)
+        if self.sample_index is None:
+            self.sample_index = torch.arange(len(self.lengths), device=self.lengths.device)
         if self.truncated is None:
             self.truncated = torch.zeros_like(self.lengths, dtype=torch.bool)
-        assert self.group.shape == self.lengths.shape == self.row.shape == self.truncated.shape
+        assert self.group.shape == self.lengths.shape == self.sample_index.shape == self.truncated.shape
         if (context := self.context) is not None:
             assert context.position.shape == self.token_ids.shape and context.lengths.shape == self.lengths.shape
 
@@ -89,20 +96,21 @@ class Rollouts(Columns):
         return cls(*ragged.flat(prompts), group_of_row, token_ids, lengths, context, **fields)
 
     @classmethod
-    def concat(cls, batches: Sequence["Rollouts"], num_rows: Sequence[int] | None = None) -> "Rollouts":
+    def concat(cls, batches: Sequence["Rollouts"], num_samples: Sequence[int] | None = None) -> "Rollouts":
         """Concatenates rollouts. A batch without tokens may lack columns that other batches have.
 
         Args:
             batches: Rollouts of different prompts, sampled at one temperature.
-            num_rows: The number that each batch adds to the `row` of the next batches, by default its length.
+            num_samples: The number of samples of each batch: `sample_index` counts on from batch to batch. By default
+                every row is a sample.
         """
         assert len({batch.temperature for batch in batches}) == 1
         fields: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in FIELDS}
 
-        # Indices of rows and of prompts count on from one batch to the next.
+        # Indices of samples and of prompts count on from one batch to the next.
         batch_lengths = [len(batch) for batch in batches]
         num_prompts = [len(batch.prompt_lengths) for batch in batches]
-        for name, counts in (("row", num_rows or batch_lengths), ("group", num_prompts)):
+        for name, counts in (("sample_index", num_samples or batch_lengths), ("group", num_prompts)):
             offsets = ragged.per_element(ragged.starts(torch.tensor(counts)), torch.tensor(batch_lengths))
             fields[name] += offsets.to(fields[name].device)
 
@@ -121,9 +129,9 @@ class Rollouts(Columns):
     @property
     def is_first_row(self) -> Tensor:
         """[B] bool, True for the first row of each completion."""
-        # -2 is no row of a completion: it makes the first row differ from the one before it.
-        previous_row = torch.cat([self.row.new_full((1,), -2), self.row])[: len(self)]
-        return self.row != previous_row
+        # A row is the first of its completion if the row before it has another index. Row 0 has no row before it: -2,
+        # which is no index, stands there.
+        return self.sample_index.diff(prepend=self.sample_index.new_full((1,), -2)) != 0
 
     @property
     def completion_of_row(self) -> Tensor:
@@ -142,8 +150,11 @@ class Rollouts(Columns):
 
     @property
     def all_token_ids(self) -> Tensor:
-        """[sum of prompt lengths + N + M] int64, the tokens of the prompts, the sampled tokens, the context tokens."""
+        """[all tokens] int64, end to end: first all prompts, then all sampled tokens, then all context tokens."""
         return torch.cat([self.prompt_token_ids, self.token_ids, *([self.context.ids] if self.context else [])])
+
+    row = property(lambda self: self.sample_index)
+    """The name of `sample_index` in 0.2, for methods in users' files."""
 
     def with_columns(self, columns: Mapping[str, Tensor | None]) -> "Rollouts":
         """Returns a copy with these columns added or replaced; None removes a column."""
@@ -158,7 +169,7 @@ class Rollouts(Columns):
     spread = per_token  # its name in 0.2, for methods in users' files
 
     def to(self, device: torch.device | str) -> "Rollouts":
-        """Returns a copy on `device`, or itself if it is there. `sizes` stay on the host, and dtypes are kept."""
+        """Returns a copy on `device`, or these rollouts if they are there. `sizes` stay on the CPU."""
         if self.token_ids.device == torch.device(device):
             return self
         moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in FIELDS}
@@ -166,7 +177,8 @@ class Rollouts(Columns):
         return replace(self, **moved, context=self.context and self.context.to(device), columns=columns)
 
     def select(self, rows: Tensor) -> "Rollouts":
-        """Returns the rows `rows` [r], in that order, with only the prompts that they need."""
+        """Returns the rows with the indices `rows` [r], in that order, and their prompts alone."""
+        # `ragged.take` returns the indices of the tokens of these rows.
         tokens = ragged.take(rows, self.lengths)
         prompts, group = self.group[rows].unique(return_inverse=True)
         return Rollouts(
@@ -175,7 +187,7 @@ class Rollouts(Columns):
             group,
             self.token_ids[tokens],
             self.lengths[rows],
-            row=self.row[rows],
+            sample_index=self.sample_index[rows],
             truncated=self.truncated[rows],
             context=self.context and self.context.select(rows, tokens),
             columns={name: values[tokens] for name, values in self.columns.items()},
@@ -183,5 +195,9 @@ class Rollouts(Columns):
         )
 
     def micro_batches(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
-        """Cuts the rollouts into micro-batches of at most `max_tokens` tokens each; see `Sizes.micro_batches`."""
+        """Cuts the rollouts into micro-batches of at most `max_tokens` tokens each.
+
+        A row that is longer is a micro-batch by itself. With `by_group`, the rows of a group stay together where they
+        fit, and count their prompt once.
+        """
         return [self.select(rows.to(self.lengths.device)) for rows in self.sizes.micro_batches(max_tokens, by_group)]

@@ -23,8 +23,11 @@ class Machine(Protocol):
         """
 
     @property
-    def scale(self) -> float:
-        """The factor of gradients in `backward`, by which `step` divides, so that float16 loses none; else 1."""
+    def gradient_scale(self) -> float:
+        """The factor that `backward` multiplies gradients by, and `step` divides them by; 1 except in float16.
+
+        Without it small gradients would be 0 in float16.
+        """
 
     @property
     def reduce(self) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ class PolicySnapshot(nn.Module, ABC):
         """Raises UsageError if the snapshot does not go with the policy, before any weight is read."""
 
     def begin(self, policy: Policy, samples: Sequence[Sample]) -> None:
-        """Receives the samples of a step: `Rollouts.row` of the step's rollouts is an index into them."""
+        """Receives the samples of a step: `Rollouts.sample_index` of the step's rollouts is an index into them."""
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
         """Returns what `Policy.forward` returns, computed by the snapshot. Call it without gradients.

@@ -1,4 +1,4 @@
-"""The confidence interval of a validation, as a metric of torchmetrics."""
+"""The half-width of the confidence interval of a validation, as a metric of torchmetrics."""
 
 import math
 
@@ -11,7 +11,10 @@ from grpo_lightning.maths.metrics import clustered_half_width
 
 
 class HalfWidth(Metric):
-    """The larger side of the 95 % interval of a mean over questions, as in `clustered_half_width`, over all ranks."""
+    """The larger distance from a mean over the questions of all ranks to an end of its 95 % interval.
+
+    See `clustered_half_width`.
+    """
 
     values: list[Tensor]
     """A [1] float64 tensor per question."""
@@ -21,10 +24,10 @@ class HalfWidth(Metric):
         self.add_state("values", [], dist_reduce_fx="cat")
 
     def update(self, value: float) -> None:
-        """Adds a question's value; NaN is left out."""
+        """Adds the value of a question. `compute` leaves out NaN."""
         self.values.append(torch.tensor([value], dtype=torch.float64))
 
     def compute(self) -> Tensor:
-        """[] float32 larger side of the interval; NaN for less than two questions."""
+        """[] float32 larger distance from the mean to an end of the interval; NaN for fewer than two questions."""
         numbers = [value for values in self.values for value in values.flatten().tolist() if not math.isnan(value)]
         return torch.tensor(clustered_half_width(numbers))

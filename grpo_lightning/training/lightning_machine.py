@@ -68,7 +68,7 @@ class LightningMachine(Machine):
         return getattr(self.module.trainer.precision_plugin, "scaler", None)
 
     @property
-    def scale(self) -> float:
+    def gradient_scale(self) -> float:
         return self.scaler.get_scale() if self.scaler else 1.0
 
     def backward(self, objective: Tensor) -> None:
@@ -96,7 +96,7 @@ class LightningMachine(Machine):
 
     def skip(self, objective: Tensor, grad_norm: Tensor) -> None:
         module = self.module
-        scale = self.scale
+        scale = self.gradient_scale
         if self.scaler:
             # The scaler's `update` does this after an overflow of one rank; here all ranks keep the same scale.
             new_scale = scale * self.scaler.get_backoff_factor()

@@ -94,7 +94,7 @@ class SamplerGap(Watcher):
             rank_zero_warn(
                 f"the sampler's and the policy's log-probs of the same tokens differ by up to {largest_gap:.2g} "
                 f"before the first update (expected: at most {tolerance:g}): "
-                "perhaps the engine does not draw from this policy. See policy/logp_gap"
+                "perhaps the engine does not sample from this policy. See policy/logp_gap"
             )
         return metrics | {"policy/logp_gap": largest_gap}
 
@@ -111,7 +111,7 @@ class SamplerGap(Watcher):
                 f"the sampler's and the policy's log-probs of the same tokens differ by {mean_gap:.2g} nats on average"
                 f", and {far_fraction:.1%} of them by over 1 nat, before the first update "
                 f"(expected: at most {MEAN_FRACTION * tolerance:.2g} and {FAR_FRACTION:.0%}): "
-                "the engine does not draw from this policy. "
+                "the engine does not sample from this policy. "
                 f"See policy/logp_gap, or use model.engine=NativeEngine{causes}"
             )
 

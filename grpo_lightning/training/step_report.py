@@ -92,11 +92,11 @@ class StepReport(Callback):
 
         # Time: the step is exploration, preparation and updates, without validation; the wall clock has everything.
         step_ended = perf_counter()
-        optimise = step.updated - self._updates_started - self._seconds_between
+        optimise = step.updated_at - self._updates_started - self._seconds_between
         seconds = {
             "optimise": optimise,
-            "step": optimise + step.prepared - step.started,
-            "wall": step_ended - (self._last_step_ended or step.started),
+            "step": optimise + step.prepared_at - step.started_at,
+            "wall": step_ended - (self._last_step_ended or step.started_at),
         }
         seconds |= exploration.seconds | ({"validate": sum(self._validations)} if self._validations else {})
         self._last_step_ended = step_ended
@@ -225,7 +225,7 @@ class StepStatistics:
             if (conversation := sample.conversation) is not None:
                 totals.add("rollout/turns", len(conversation.ends))
                 totals.add("rollout/branches", max(0, len(conversation.pieces) - 1))
-                totals.add("rollout/context", conversation.num_given)
+                totals.add("rollout/context", conversation.num_context)
                 totals.add("rollout/calls", conversation.num_calls)
                 totals.add("rollout/failed_calls", conversation.num_failed_calls)
                 totals.add("rollout/environment_failed", conversation.status != Status.OK)

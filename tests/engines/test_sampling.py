@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lightning.engines.sampling import Sampling, draw, fixed_point_cumsum
+from grpo_lightning.engines.sampling import Sampling, fixed_point_cumsum, sample_tokens
 
 LARGEST = 1 - 2.0**-24
 """The largest uniform number: Philox gives 24 bits. The largest float below 1 is the same."""
@@ -17,7 +17,7 @@ def grid(n: int) -> Tensor:
 
 def shares_of(logits: Tensor, sampling: Sampling, n: int = 20_000) -> Tensor:
     """[V] how often each token is drawn over the grid, as shares."""
-    tokens, _ = draw(logits.expand(n, -1), grid(n), sampling)
+    tokens, _ = sample_tokens(logits.expand(n, -1), grid(n), sampling)
     return tokens.bincount(minlength=len(logits)) / n
 
 
@@ -73,7 +73,7 @@ def test_filters_keep_and_renormalise_what_their_definitions_say(name, temperatu
     total = sum(probabilities[token] for token in tokens)
     expected = [p / total if token in tokens else 0 for token, p in enumerate(probabilities)]
     assert shares_of(LOGITS, sampling).tolist() == pytest.approx(expected, abs=1e-4)
-    token, logp = draw(LOGITS.expand(1000, -1), grid(1000), sampling)
+    token, logp = sample_tokens(LOGITS.expand(1000, -1), grid(1000), sampling)
     for t, value in zip(token.tolist(), logp.tolist(), strict=True):
         assert value == pytest.approx(math.log(expected[t]), abs=1e-5)
 
@@ -84,7 +84,7 @@ def test_a_filtered_token_is_never_drawn_even_by_the_largest_number(name):
     logits = 3 * torch.randn(2000, 300, generator=torch.Generator().manual_seed(2))
     sampling = Sampling(**FILTERS[name])
     for uniform in (0.0, 0.5, LARGEST):
-        _, logp = draw(logits, torch.full((2000,), uniform), sampling)
+        _, logp = sample_tokens(logits, torch.full((2000,), uniform), sampling)
         # What is noted is the log-prob under the filtered distribution: -inf for a filtered token.
         assert logp.isfinite().all()
 
@@ -103,14 +103,14 @@ def test_top_k_keeps_all_of_equally_likely_tokens():
 @pytest.mark.parametrize("uniform", [0.0, LARGEST])
 def test_tokens_of_no_probability_at_the_ends_are_never_drawn(uniform):
     logits = torch.tensor([-torch.inf, -1e9, 0.0, 1.0, -1e9, -torch.inf])
-    token, logp = draw(logits.expand(3, -1), torch.full((3,), uniform), Sampling())
+    token, logp = sample_tokens(logits.expand(3, -1), torch.full((3,), uniform), Sampling())
     assert token.tolist() == [2 if uniform == 0 else 3] * 3
     assert logp.isfinite().all()
 
 
 def test_greedy_takes_the_likeliest_token_with_its_log_prob_at_temperature_1():
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 1.0, 1.0]])
-    token, logp = draw(logits, torch.tensor([0.99, 0.99]), Sampling(temperature=0.0))
+    token, logp = sample_tokens(logits, torch.tensor([0.99, 0.99]), Sampling(temperature=0.0))
     assert token.tolist() == [1, 0]
     expected = [2 - math.log(1 + math.e + math.e**2), 5 - math.log(math.e**5 + 2 * math.e)]
     assert logp.tolist() == pytest.approx(expected, abs=1e-6)

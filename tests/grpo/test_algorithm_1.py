@@ -112,7 +112,7 @@ def test_dynamic_sampling_continues_until_enough_groups_have_spread(tmp_path: Pa
     for step, exploration in enumerate(steps.explorations):
         rollouts = exploration.rollouts
         assert len(rollouts) == 16 and len(rollouts.prompt_lengths) == 4
-        samples = [exploration.samples[row] for row in rollouts.row.tolist()]
+        samples = [exploration.samples[row] for row in rollouts.sample_index.tolist()]
         assert all(len(sample.prompt.token_ids) <= 5 for sample in samples)
         assert exploration.prompt_ids == sorted(exploration.prompt_ids)
         num_groups = len(exploration.samples) // 4

@@ -14,7 +14,7 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning import Exploration, Explorer, PlainEngine, Policy, RandomKey, Sampling, Scorer, UsageError
-from grpo_lightning.engines.engine import Drawn
+from grpo_lightning.engines.engine import Completions
 
 
 class Watched(PlainEngine):
@@ -37,7 +37,7 @@ class Watched(PlainEngine):
         self.calls.append("sync")
         super().sync(policy)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Drawn:
+    def generate(self, *args: Any, **kwargs: Any) -> Completions:
         self.calls.append("generate")
         return super().generate(*args, **kwargs)
 
@@ -52,7 +52,7 @@ class Apart(Watched):
         super().sync(policy)
         self.own = copy.deepcopy(policy)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Drawn:
+    def generate(self, *args: Any, **kwargs: Any) -> Completions:
         synced, self.policy = self.policy, self.own
         try:
             return super().generate(*args, **kwargs)
@@ -133,7 +133,7 @@ class Off(Apart):
     def product_dtype(self, policy: Policy) -> torch.dtype:
         return torch.bfloat16
 
-    def generate(self, *args: Any) -> Drawn:
+    def generate(self, *args: Any) -> Completions:
         count = 0
         for row, completion in super().generate(*args):
             for index in range(len(completion.token_ids)):
@@ -151,8 +151,8 @@ def test_one_token_warns_and_many_stop_the_run(tmp_path: Path, off: float, every
     engine, sizes = Off(off, every), {"group_size": 8, "prompts_per_step": 8}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(UsageError, match="does not draw from") if ends == "stops" else nullcontext():
+        with pytest.raises(UsageError, match="does not sample from") if ends == "stops" else nullcontext():
             fit(tmp_path, engine=engine, loop=sizes, trainer={"max_epochs": 1})
-    warned = [str(one.message) for one in caught if "does not draw from this policy" in str(one.message)]
+    warned = [str(one.message) for one in caught if "does not sample from this policy" in str(one.message)]
     assert bool(warned) is (ends == "warns")
     assert all("differ by up to 3 before the first update (expected: at most 1)" in message for message in warned)

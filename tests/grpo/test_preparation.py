@@ -100,7 +100,7 @@ def rollouts_in(micro_batches: list[list[MicroBatch]]) -> list[Rollouts]:
 
 
 def rows_in(micro_batches: list[list[MicroBatch]]) -> list[int]:
-    return sorted(row for rollouts in rollouts_in(micro_batches) for row in rollouts.row.tolist())
+    return sorted(row for rollouts in rollouts_in(micro_batches) for row in rollouts.sample_index.tolist())
 
 
 def expected_logp(policy: Policy, rollouts: Rollouts) -> Tensor:
@@ -120,7 +120,7 @@ def test_every_token_has_the_advantage_of_its_completion(policy: Policy) -> None
     rollouts, micro_batches = cut(policy)
     assert rollouts.advantage.tolist() == per_token(ADVANTAGE)
     for micro_batch in rollouts_in(micro_batches):
-        assert micro_batch.advantage.tolist() == per_token(ADVANTAGE, micro_batch.row.tolist())
+        assert micro_batch.advantage.tolist() == per_token(ADVANTAGE, micro_batch.sample_index.tolist())
 
 
 @pytest.mark.parametrize(("max_tokens", "mu"), [(0, 2), (30, 1), (12, 2)])
@@ -133,7 +133,7 @@ def test_log_probs_equal_those_of_single_completions(policy: Policy, max_tokens:
     assert float((own - other).abs().max()) > 0.1
     for index, minibatch in enumerate(micro_batches):
         for micro_batch in rollouts_in([minibatch]):
-            tokens = torch.cat([own.split(LENGTHS)[row] for row in micro_batch.row.tolist()])
+            tokens = torch.cat([own.split(LENGTHS)[row] for row in micro_batch.sample_index.tolist()])
             if index == 0:  # the first update finds it out by itself
                 assert micro_batch.old_logp is None
             else:
@@ -152,7 +152,7 @@ class NotesRows(RecordedLogp):
         self.rows: list[list[int]] = []
 
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
-        self.rows.append(rollouts.row.tolist())
+        self.rows.append(rollouts.sample_index.tolist())
         return super().forward(policy, rollouts)
 
 
@@ -160,7 +160,7 @@ def test_log_pi_old_read_first_covers_all_rows(policy: Policy) -> None:
     old_policy = NotesRows()
     rollouts, micro_batches = cut(policy, objective=Objective(ReadsOldLogp()), old_policy=old_policy)
     assert [sorted(rows) for rows in old_policy.rows[:2]] == [[0, 1], [4, 5]]  # the others have no advantage
-    assert old_policy.rows[:2] == [micro_batch.row.tolist() for micro_batch in rollouts_in(micro_batches)]
+    assert old_policy.rows[:2] == [micro_batch.sample_index.tolist() for micro_batch in rollouts_in(micro_batches)]
     assert sorted(row for rows in old_policy.rows for row in rows) == [*range(8)]
     torch.testing.assert_close(rollouts.old_logp.double(), expected_logp(policy, rollouts), atol=1e-5, rtol=0)
 
@@ -223,7 +223,7 @@ def test_late_rollouts_take_log_pi_old_from_their_sampler(policy: Policy) -> Non
     policy.version = 7
     _, micro_batches = cut(policy, version=6, sampler_logp=recorded)
     for micro_batch in rollouts_in(micro_batches):
-        expected = torch.cat([recorded.split(LENGTHS)[row] for row in micro_batch.row.tolist()])
+        expected = torch.cat([recorded.split(LENGTHS)[row] for row in micro_batch.sample_index.tolist()])
         assert torch.equal(micro_batch.old_logp, expected)
 
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 
 from grpo_lightning import PlainEngine, Policy, RandomKey, Request, Sampling
-from grpo_lightning.engines.engine import Drawn
+from grpo_lightning.engines.engine import Completions
 
 
 class Copying(PlainEngine):
@@ -21,7 +21,7 @@ class Copying(PlainEngine):
         self.copied = copy.deepcopy(policy)
         super().sync(policy)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         sampler = PlainEngine()
         sampler.sync(self.copied)
         return sampler.generate(requests, sampling, key)

@@ -224,7 +224,7 @@ def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
     start = 0
     for number, length in enumerate(rollouts.lengths.tolist()):
         row: dict[str, Any] = {
-            "row": int(rollouts.row[number]),
+            "row": int(rollouts.sample_index[number]),
             "truncated": bool(rollouts.truncated[number]),
             "prompt": prompts[int(rollouts.group[number])].tolist(),
         }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.engines.sampling import Sampling, sample_tokens
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """Of a tiny policy: vLLM's attention on a CPU wants heads of 32."""
@@ -134,7 +134,7 @@ class Engine:
             self.cache[key] = self.model(input_ids=torch.tensor([ids])).logits[:, -1]
         logits = self.cache[key]
         uniform = torch.rand(1, generator=child.generator)
-        token, logp = draw(logits, uniform, child.params.sampling)
+        token, logp = sample_tokens(logits, uniform, child.params.sampling)
         child.token_ids.append(int(token))
         child.logp.append(float(logp))
         if int(token) in child.params.stop_token_ids:

@@ -28,7 +28,7 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
     assert rollouts.lengths.tolist() == [1, 2, 3]
     assert (len(rollouts), rollouts.num_tokens) == (3, 6)
     assert rollouts.sizes.sequence_lengths.tolist() == [2, 4, 4]
-    assert rollouts.row.tolist() == [0, 1, 2]
+    assert rollouts.sample_index.tolist() == [0, 1, 2]
     assert rollouts.advantage.tolist() == rollouts.weight.tolist() == [0.0] * 6
     assert rollouts.truncated.tolist() == [False] * 3
     assert all(getattr(rollouts, name) is None for name in OPTIONAL)
@@ -65,7 +65,7 @@ def test_micro_batches_keep_every_row_within_the_budget(seed, max_tokens, given)
 def test_micro_batches_have_the_rows_of_sizes(by_group):
     rollouts = random_rollouts(3)
     rows = rollouts.sizes.micro_batches(30, by_group)
-    assert [micro_batch.row.tolist() for micro_batch in rollouts.micro_batches(30, by_group)] == [
+    assert [micro_batch.sample_index.tolist() for micro_batch in rollouts.micro_batches(30, by_group)] == [
         own.tolist() for own in rows
     ]
 
@@ -102,8 +102,8 @@ def test_concat_of_rollouts_with_and_without_context():
 
 def test_concat_counts_completions_without_rows():
     parts = [Rollouts.from_lists([[1]], [0, 0], [[7], [8]]), Rollouts.from_lists([[2]], [0], [[9]])]
-    assert Rollouts.concat(parts).row.tolist() == [0, 1, 2]
-    assert Rollouts.concat([*parts, *parts], num_rows=[5, 1, 2, 1]).row.tolist() == [0, 1, 5, 6, 7, 8]
+    assert Rollouts.concat(parts).sample_index.tolist() == [0, 1, 2]
+    assert Rollouts.concat([*parts, *parts], num_samples=[5, 1, 2, 1]).sample_index.tolist() == [0, 1, 5, 6, 7, 8]
 
 
 def test_context_lies_beside_the_sampled_tokens():

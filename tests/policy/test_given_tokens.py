@@ -42,7 +42,7 @@ TEMPERATURE, BETA, BONUS = 0.7, 0.1, 0.05
 
 
 def conversation() -> Rollouts:
-    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, SAMPLED, row=torch.tensor(COMPLETION))
+    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, SAMPLED, sample_index=torch.tensor(COMPLETION))
     rollouts.temperature = TEMPERATURE
     return rollouts
 
@@ -155,7 +155,7 @@ def test_only_sampled_tokens_have_weight_length_logits_and_metrics(monkeypatch: 
     rollouts, objective = prepared(policy, surrogates.Clipped(), weightings.SequenceMean())
     assert rollouts.lengths.tolist() == [*map(sum, SAMPLED)]
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
-    sums = torch.zeros(6).index_add(0, rollouts.per_token(rollouts.row), rollouts.weight)
+    sums = torch.zeros(6).index_add(0, rollouts.per_token(rollouts.sample_index), rollouts.weight)
     assert sums.tolist() == pytest.approx([1 / 6] * 6)
     heads = []
     policy.compute.fused = False

@@ -62,7 +62,8 @@ def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> No
     assert len(watch.seen) == 2 * 3 * 2
     step = watch.seen[:6]
     rows = [
-        sorted(torch.cat([micro_batch.rollouts.row for micro_batch in batch.micro_batches]).tolist()) for batch in step
+        sorted(torch.cat([micro_batch.rollouts.sample_index for micro_batch in batch.micro_batches]).tolist())
+        for batch in step
     ]
     assert rows == [list(range(8)), list(range(8, 16))] * 3
     assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]

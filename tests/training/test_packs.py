@@ -61,7 +61,7 @@ def largest(gradient: dict[str, torch.Tensor]) -> float:
 def test_leaving_out_idle_rows_keeps_the_gradient(policy, advantage, kept):
     rollouts = weighted(advantage)
     active = without_idle_rows(rollouts)
-    assert active.row.tolist() == kept
+    assert active.sample_index.tolist() == kept
     # Their weights stay those of the whole batch.
     before = rows_of(rollouts)
     assert rows_of(active) == [before[row] for row in kept]
@@ -74,7 +74,7 @@ def test_leaving_out_idle_rows_keeps_the_gradient(policy, advantage, kept):
 def test_one_row_stays_if_all_are_idle_and_its_gradient_is_zero():
     policy = policy_of()
     active = without_idle_rows(weighted([0.0] * 8))
-    assert active.row.tolist() == [0]
+    assert active.sample_index.tolist() == [0]
     gradient = gradient_of(policy, Objective(), [active])
     assert largest(gradient) == 0
     assert all(parameter.grad is not None for parameter in policy.parameters())
@@ -85,7 +85,7 @@ def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
     rollouts = weighted([1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0])
     rollouts.weight[:4] = 0
     rollouts.weight[sum(LENGTHS[:4])] = 0
-    assert without_idle_rows(rollouts).row.tolist() == [4]
+    assert without_idle_rows(rollouts).sample_index.tolist() == [4]
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.04])

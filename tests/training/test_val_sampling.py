@@ -10,7 +10,7 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of
 
 from grpo_lightning import GRPOModule, PlainEngine, Sampling, UsageError, Validation, ValidationSampling
-from grpo_lightning.engines.engine import Drawn
+from grpo_lightning.engines.engine import Completions
 
 TRAINING = Sampling(max_new_tokens=12, temperature=0.9, top_p=0.8, stop=["ab"])
 
@@ -33,7 +33,7 @@ class Watched(PlainEngine):
         super().check(policy, sampling)
         self.asked.append(sampling)
 
-    def generate(self, requests: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> Drawn:
+    def generate(self, requests: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> Completions:
         self.asked.append(sampling)
         return super().generate(requests, sampling, *args, **kwargs)
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from grpo_lightning import NativeEngine, RandomKey, Request, Sampling, StopStrings
 from grpo_lightning.engines.philox import uniforms
-from grpo_lightning.engines.sampling import draw
+from grpo_lightning.engines.sampling import sample_tokens
 from grpo_lightning.plugins.compute.fast.attention import additive, masked
 from grpo_lightning.plugins.engines.native.native import slab_attention
 from grpo_lightning.plugins.engines.native.native_batch import Batch, groups_of
@@ -96,7 +96,7 @@ class StaticDecoder:
     def _decode_position(self) -> None:
         """Draws a token per row and passes it on. No shape depends on the position, and nothing waits."""
         uniform = self.uniform.index_select(1, self.step)[:, 0]
-        token, logp = draw(self.logits, uniform, Sampling(max_new_tokens=self.new))
+        token, logp = sample_tokens(self.logits, uniform, Sampling(max_new_tokens=self.new))
         self.tokens.index_copy_(1, self.step, token[:, None])
         self.logps.index_copy_(1, self.step, logp[:, None])
         self.mask.index_fill_(3, self.column, 0.0)

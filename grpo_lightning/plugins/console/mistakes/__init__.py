@@ -1,1 +1,1 @@
-"""A mistake in the options, a class or a file as one line: key, value, what there is, and the nearest name."""
+"""Explains a mistake in one line: key, value, allowed names, and the name that was probably meant."""

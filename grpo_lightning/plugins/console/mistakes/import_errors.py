@@ -1,4 +1,4 @@
-"""The reason why a class of the user's cannot be imported or used, in a phrase."""
+"""Explains in a phrase why a class in a user's file cannot be imported or used."""
 
 import inspect
 import os
@@ -17,17 +17,17 @@ from grpo_lightning.types import UsageError
 
 PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
 LIBRARIES = ("<", PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")))
-"""Beginnings of paths that are not the user's, beside files in `site-packages` or `dist-packages`."""
+"""Beginnings of the paths of files that are not the user's. Files below `site-packages` are not the user's either."""
 
 
 def refused_import(error: BaseException) -> UsageError | None:
-    """Returns the mistake behind an exception of a module that jsonargparse was importing; None if it imported none."""
+    """Returns the mistake if the exception was raised while jsonargparse imported a class; else None."""
     paths = left_by(error, "import_object", "name")
     return UsageError(f"{paths[-1]}: {import_mistake(paths[-1], [])}") if paths else None
 
 
 def import_mistake(path: str, families: Sequence[type]) -> str:
-    """Returns why `path`, such as `my_method.MaxRL`, names no class of these families."""
+    """Returns why `path`, such as `my_method.MaxRL`, is no class that derives from one of `families`."""
     module_name, _, name = path.rpartition(".")
     try:
         module = import_module(module_name)
@@ -48,7 +48,7 @@ def import_mistake(path: str, families: Sequence[type]) -> str:
 
 
 def of_function(value: Any) -> Any:
-    """Returns the options of a reward, where the import path of a function stands for a `FunctionReward` with it."""
+    """Returns the options of a reward. The import path of a function becomes a `FunctionReward` of that function."""
     path = value.get("class_path") if isinstance(value, dict) else value
     if not isinstance(path, str):
         return value
@@ -75,15 +75,15 @@ def failure(module: str, error: BaseException) -> str:
 
 
 def located(error: BaseException, file: str, line: int | None, text: str) -> str:
-    """Returns an exception with its file and line: `stops.py, line 2: ZeroDivisionError: division by zero`."""
+    """Describes an exception with its file and line: `stops.py, line 2: ZeroDivisionError: division by zero`."""
     return f"{Path(file).name}, line {line}: {type(error).__name__}: {next(iter(text.splitlines()), '')}"
 
 
 def refusal(error: BaseException) -> str:
-    """Returns the message of `error`; with file and line where code of the user's raised it.
+    """Returns the message of `error`, with file and line if the user's code raised it or called what raised it.
 
-    Libraries check their arguments, so the message of a library stands alone unless the user's code called it. An
-    exception of this package that is no UsageError is a bug, so it gets file and line as well.
+    The message of a library that this package called stands alone, since libraries check their arguments. An exception
+    that this package raised itself is a bug, so it gets file and line as well.
     """
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [

@@ -1,4 +1,4 @@
-"""A mistake in the options as one line: the key, the value, the names that there are, and the nearest name."""
+"""Explains a mistake in the options in one line: key, value, allowed names, and the name that was probably meant."""
 
 import argparse
 import inspect
@@ -25,11 +25,11 @@ PLAIN: dict[Any, str] = {
 
 
 class OptionError(argparse.ArgumentError):
-    """A mistake in one option, as the parser of a nested class hands it to the one around it.
+    """A mistake in one option. A parser of a nested class raises it, and the outer parser puts its own key in front.
 
     Args:
-        key: The option from this parser on: `objective.beta`.
-        text: Follows the key in the message, with `=value` or `:` in front.
+        key: The option, as seen from the parser that raises: `objective.beta`.
+        text: The rest of the message, which begins with `=value` or `:`.
     """
 
     def __init__(self, key: str, text: str) -> None:
@@ -46,7 +46,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def explain(parser: Any, message: str, error: BaseException | None) -> OptionError:
-    """Returns the mistake behind a message of jsonargparse, which has a line per type that was tried.
+    """Returns the mistake that a message of jsonargparse is about. Such a message has a line per type that it tried.
 
     Args:
         parser: The parser that refuses the options.
@@ -76,7 +76,7 @@ def explain(parser: Any, message: str, error: BaseException | None) -> OptionErr
 
 
 def unknown_key(parser: Any, text: str) -> OptionError:
-    """Returns the mistake of a key or flag, with which `text` begins, that no option of a parser has."""
+    """Returns the mistake of a key or flag that is no option of the parser. `text` begins with it."""
     flag = text.split("=")[0].split()[0]
     hints = internals.hints_of(parser)
     if not flag.startswith("-") and parser.owner is None:
@@ -90,7 +90,7 @@ def unknown_key(parser: Any, text: str) -> OptionError:
 
 
 def unknown_option(hints: Mapping[str, Any], flag: str) -> OptionError:
-    """Returns the mistake of a key that neither a command has nor any class that its options take.
+    """Returns the mistake of a key that is no option of a command, nor an argument of a class that an option takes.
 
     Args:
         hints: Types of the command's options, by their keys.
@@ -101,7 +101,7 @@ def unknown_option(hints: Mapping[str, Any], flag: str) -> OptionError:
 
 
 def missing_keys(parser: Any, keys: str) -> OptionError:
-    """Returns the mistake of options that must be set; `keys` joins them by commas."""
+    """Returns the mistake of required options that are not set. `keys` lists them, separated by commas."""
     command = next((name for name in internals.subparsers_of(parser) if keys.startswith(f"{name}.")), "")
     key, *further_keys = (key.removeprefix(f"{command}.") for key in keys.split(", "))
     also = f", with {', '.join(further_keys)}" if further_keys else ""
@@ -137,7 +137,7 @@ def wrong_value(parser: Any, key: str, message: str) -> OptionError:
 
 
 def wrong_class(key: str, name: str, hint: Any) -> OptionError:
-    """Returns the mistake of a name or import path of no class that an option takes."""
+    """Returns the mistake of a name or import path that names no class which the option takes."""
     families = families_in(hint)
     if "." in name:
         return OptionError(key, f"={name}: {import_mistake(name, families)}")
@@ -146,7 +146,7 @@ def wrong_class(key: str, name: str, hint: Any) -> OptionError:
 
 
 def class_named(message: str, value: str) -> str:
-    """Returns the name or import path that stands for a class in a refused value; empty if there is none."""
+    """Returns the name or import path of the class in a refused value; empty if the value names no class."""
     patterns = (
         r"Problem with given class_path '([^']+)'",
         r"(?:Expected a dot import path string:|Unexpected import path format:) (\S+)",
@@ -158,7 +158,7 @@ def class_named(message: str, value: str) -> str:
 
 
 def families_in(hint: Any) -> list[type]:
-    """Returns the base classes in a type, also in lists and returned by factories. Plain types and dicts have none."""
+    """Returns the base classes in a type hint, also inside lists and as results of callables; none for plain types."""
     origin = get_origin(hint)
     members = get_args(hint)
     if str(origin).endswith("Callable'>"):
@@ -169,12 +169,12 @@ def families_in(hint: Any) -> list[type]:
 
 
 def kinds_of(hint: Any) -> list[type]:
-    """Returns the classes that a type allows: the classes derived from each family, or the family's base class."""
+    """Returns the classes that a type hint allows: all that derive from a base class, or else the base class."""
     return [kind for family in families_in(hint) for kind in members_of(family) or [family]]
 
 
 def there_are(hint: Any, name: str = "") -> str:
-    """Returns the classes that a type allows, and the class nearest to `name`."""
+    """Returns a sentence with the classes that a type hint allows, and the class whose name is nearest to `name`."""
     return sentences.among([kind.__name__ for kind in kinds_of(hint)], name)
 
 
@@ -205,7 +205,7 @@ def words_of(hint: Any) -> list[str]:
 
 
 def refused_argument(error: BaseException) -> UsageError:
-    """Returns the mistake behind an exception of a class that is made from the options: its innermost cause."""
+    """Returns the mistake behind an exception while an object was made from the options: the innermost cause."""
     *_, innermost = causes(error)
     owner = "".join(f"{type(instance).__name__}: " for instance in left_by(innermost, "__init__", "self")[:1])
     return UsageError(f"{owner}{one_line(refusal(innermost), 300)}")

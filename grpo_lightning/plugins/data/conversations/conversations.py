@@ -174,8 +174,8 @@ class Conversations(Sampler):
             prompts=list(prompts.values()),
             group=[index_of_group[row // group_size] for row, _ in pieces],
             completions=[piece.token_ids[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
-            is_sampled=[piece.drawn[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
-            row=torch.tensor([row for row, _ in pieces], dtype=torch.int64),
+            is_sampled=[piece.sampled[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
+            sample_index=torch.tensor([row for row, _ in pieces], dtype=torch.int64),
             truncated=torch.tensor([samples[row].truncated for row, _ in pieces], dtype=torch.bool),
             columns={"sampler_logp": sampler_logp([piece.logp for _, piece in pieces])},
             temperature=temperature,
@@ -219,7 +219,7 @@ class Conversations(Sampler):
                     pieces.append(context_piece(contained(dialogue.start, conversation.messages)))
                 else:
                     pieces[-1].token_ids += context_ids
-                    pieces[-1].drawn += [False] * len(context_ids)
+                    pieces[-1].sampled += [False] * len(context_ids)
             else:
                 sample.finish_reason = FinishReason.LENGTH
             conversation.outcome = yield Call(row, "end")
@@ -228,10 +228,10 @@ class Conversations(Sampler):
 
         # Nothing is learned after the last sampled token of a piece.
         for piece in pieces:
-            while piece.drawn and not piece.drawn[-1]:
+            while piece.sampled and not piece.sampled[-1]:
                 piece.token_ids.pop()
-                piece.drawn.pop()
-        conversation.pieces = [piece for piece in pieces if piece.drawn]
+                piece.sampled.pop()
+        conversation.pieces = [piece for piece in pieces if piece.sampled]
 
     def _has_room(
         self, sample: Sample, conversation: Conversation, context_length: int | None, max_new_tokens: int
@@ -305,7 +305,7 @@ def add_turn(sample: Sample, conversation: Conversation, completion: Completion,
     sample.stop_string = completion.stop_string
     piece = conversation.pieces[-1]
     piece.token_ids += completion.token_ids
-    piece.drawn += [True] * len(completion.token_ids)
+    piece.sampled += [True] * len(completion.token_ids)
     piece.logp = None if piece.logp is None or completion.logp is None else piece.logp + completion.logp
     conversation.messages = [*conversation.messages, {"role": "assistant", "content": text}]
     conversation.ends.append(len(sample.token_ids) - 1)
@@ -328,7 +328,7 @@ def seed_of(key: RandomKey, request: Request) -> int:
 
 def common_prompt(pieces: Sequence[Piece]) -> list[int]:
     """Returns the tokens that all pieces begin with, up to the first token that the policy sampled in any of them."""
-    starts = [piece.token_ids[: piece.drawn.index(True)] for piece in pieces]
+    starts = [piece.token_ids[: piece.sampled.index(True)] for piece in pieces]
     prompt_ids = [ids[0] for ids in takewhile(lambda ids: len({*ids}) == 1, zip(*starts, strict=False))]
     if not prompt_ids:
         raise UsageError(

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.engine import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.plugins.compute.fast.threads import divided, in_threads
@@ -157,7 +157,7 @@ class NativeEngine(RolloutEngine):
         finally:
             self._kept_rows = None
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         assert self.policy is not None, "call sync(policy) first"
         policy = self.policy
         stops = StopStrings(policy, sampling.stop)
@@ -187,7 +187,7 @@ class NativeEngine(RolloutEngine):
         return self._decode(policy, batches_of_threads)
 
     @torch.no_grad()
-    def _decode(self, policy: Policy, batches_of_threads: Sequence[list[Batch]]) -> Drawn:
+    def _decode(self, policy: Policy, batches_of_threads: Sequence[list[Batch]]) -> Completions:
         """Decodes list after list: the batches of a list at the same time, in a thread each."""
         for batches in batches_of_threads:
             with ThreadPoolExecutor(len(batches)) as pool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo_lightning.engines.philox import uniforms
-from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.engines.sampling import Sampling, sample_tokens
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths import ragged
 from grpo_lightning.plugins.compute.fast.attention import additive
@@ -89,7 +89,7 @@ class Batch:
         uniform = uniforms(self.key, prompt_id, sample, position + num_before, min(count, max_tokens - num_before))
         steps = []
         for column in uniform.unbind(1):
-            token, logp = draw(self.logits, column, self.sampling)
+            token, logp = sample_tokens(self.logits, column, self.sampling)
             steps.append((token, logp))
             if self.num_sampled + 1 < max_tokens:
                 self._forward(token, prompt_length + self.num_sampled)

@@ -1,1 +1,1 @@
-"""vLLM in this process, or behind a server."""
+"""Engines that sample with vLLM: in this process, or on servers."""

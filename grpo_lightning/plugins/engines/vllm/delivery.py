@@ -1,4 +1,4 @@
-"""Proves that weights arrive at an engine that has its own: it gets scaled weights, and must sample from them."""
+"""Proves that weights arrive at an engine with copies: it is sent scaled weights, and must sample from them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -13,10 +13,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.engine import Drawn
+from grpo_lightning.engines.engine import Completions
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError
-from grpo_lightning.plugins.engines.vllm.vllm_requests import Drawing
+from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation
 from grpo_lightning.types import Completion, FinishReason
 
 log = logging.getLogger(__name__)
@@ -156,24 +156,24 @@ class Fleet:
         with server.hung_up():
             pass
 
-    def generate(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
-        """Lets the servers sample, and yields completions as they end. Other servers take the calls of a lost one."""
-        yield from _Answers(self, drawing, sampling, vocabulary).completions()
+    def generate(self, generation: Generation, sampling: Sampling, vocabulary: int) -> Completions:
+        """Lets the servers sample, and yields completions as they end. If a server is lost, others take its calls."""
+        yield from _Answers(self, generation, sampling, vocabulary).completions()
 
 
 class _Answers:
-    """Waits for the answers to the calls of a `Drawing`, in a thread per call.
+    """Waits for the answers to the calls of a `Generation`, in a thread per call.
 
     Args:
         fleet: The servers.
-        drawing: The calls, and the completions as they grow.
+        generation: The calls, and the completions as they grow.
         sampling: The distribution to sample from.
         vocabulary: Number of tokens that the model has.
     """
 
-    def __init__(self, fleet: Fleet, drawing: Drawing, sampling: Sampling, vocabulary: int) -> None:
+    def __init__(self, fleet: Fleet, generation: Generation, sampling: Sampling, vocabulary: int) -> None:
         self._fleet = fleet
-        self._drawing = drawing
+        self._generation = generation
         self._sampling = sampling
         self._vocabulary = vocabulary
         self._results: SimpleQueue[list[tuple[int, Completion]] | Exception | None] = SimpleQueue()
@@ -185,9 +185,9 @@ class _Answers:
         """The server that has read a prompt, by prompt id."""
         self._pool = ThreadPoolExecutor(num_connections(fleet.slots * len(fleet.servers)), THREADS)
 
-    def completions(self) -> Drawn:
+    def completions(self) -> Completions:
         """Begins all calls, and yields completions as they end."""
-        calls = self._drawing.calls
+        calls = self._generation.calls
         num_ended = 0
         try:
             for index in range(len(calls)):
@@ -202,27 +202,27 @@ class _Answers:
         except BaseException:
             # No further completion is wanted.
             with self._lock:
-                self._drawing.open.clear()
+                self._generation.open.clear()
             with self._fleet.hung_up():
                 self._pool.shutdown(cancel_futures=True)
             raise
         self._pool.shutdown()
 
     def _finish(self, index: int) -> None:
-        """Makes a call until all of its completions have ended, with another server if one is lost."""
-        drawing = self._drawing
-        size = len(drawing.calls[index].rows)
+        """Makes a call until all of its completions have ended. If its server is lost, another server goes on."""
+        generation = self._generation
+        size = len(generation.calls[index].rows)
         try:
-            while index in drawing.open:
-                with self._fleet.seat(size, drawing.prompt_id(index), self._homes) as (server, version):
+            while index in generation.open:
+                with self._fleet.seat(size, generation.prompt_id(index), self._homes) as (server, version):
                     try:
                         self._call(index, server, version)
                     except Exception as error:
                         # Every call has ended: it is too late to leave the server out.
-                        if not drawing.open:
+                        if not generation.open:
                             raise
                         with self._lock:
-                            drawing.restart(index)
+                            generation.restart(index)
                         # While requests are held, it was hung up for new weights.
                         if not self._fleet.is_held:
                             self._fleet.lose(server, error)
@@ -232,25 +232,25 @@ class _Answers:
 
     def _call(self, index: int, server: Server, version: int) -> None:
         """Makes a call to a server, and adds its answer to the completions."""
-        drawing = self._drawing
+        generation = self._generation
         if server not in self._checked:
             self._fleet.check(server)
             self._checked.add(server)
 
-        call = drawing.calls[index]
-        parameters = call.parameters(self._sampling, drawing.stops.ids)
-        body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": drawing.streams}
-        stream = closing(server.events(GENERATE, body)) if drawing.streams else None
+        call = generation.calls[index]
+        parameters = call.parameters(self._sampling, generation.stops.ids)
+        body = {"token_ids": call.token_ids, "sampling_params": parameters, "stream": generation.streams}
+        stream = closing(server.events(GENERATE, body)) if generation.streams else None
         with stream or nullcontext([server.post(GENERATE, body)]) as answers:
             for answer in answers:
-                self._add(index, pieces_of(answer, server, self._vocabulary, drawing, index), version)
-                if index not in drawing.open:
+                self._add(index, pieces_of(answer, server, self._vocabulary, generation, index), version)
+                if index not in generation.open:
                     break
             else:
                 raise ServerError(f"{server.url}{GENERATE}: the answer ended early")
 
         # The last call looks whether any server has got other weights meanwhile.
-        for used in self._checked & {*self._fleet.live} if not drawing.open else ():
+        for used in self._checked & {*self._fleet.live} if not generation.open else ():
             try:
                 self._fleet.check(used)
             except OtherWeights:
@@ -265,12 +265,12 @@ class _Answers:
         for piece in pieces:
             is_aborted = piece.reason == ABORTED
             with self._lock:
-                if index not in self._drawing.open:
+                if index not in self._generation.open:
                     return
                 reason = None if is_aborted else piece.reason
-                completions = self._drawing.add(index, piece.number, piece.token_ids, piece.logp, reason, version)
+                completions = self._generation.add(index, piece.number, piece.token_ids, piece.logp, reason, version)
                 if is_aborted and not completions:
-                    self._pool.submit(self._finish, self._drawing.carry_on(index, piece.number))
+                    self._pool.submit(self._finish, self._generation.carry_on(index, piece.number))
             self._results.put(completions)
 
 
@@ -289,9 +289,9 @@ class OtherWeights(ServerError):
     """A server samples with weights that are not the run's."""
 
 
-def pieces_of(answer: Any, server: Server, vocabulary: int, drawing: Drawing, index: int) -> list[Piece]:
+def pieces_of(answer: Any, server: Server, vocabulary: int, generation: Generation, index: int) -> list[Piece]:
     """Returns the pieces in an answer to a call; raises ServerError if the answer makes no sense."""
-    count = len(drawing.calls[index].rows)
+    count = len(generation.calls[index].rows)
     pieces = list[Piece]()
     try:
         for choice in answer["choices"]:
@@ -304,7 +304,7 @@ def pieces_of(answer: Any, server: Server, vocabulary: int, drawing: Drawing, in
             assert reason in (None, ABORTED, *FinishReason) and (ids or reason in (None, ABORTED))
             pieces.append(Piece(number, ids, logp, reason))
         is_complete = sorted(piece.number for piece in pieces) == [*range(count)]
-        assert drawing.streams or (is_complete and all(piece.reason is not None for piece in pieces))
+        assert generation.streams or (is_complete and all(piece.reason is not None for piece in pieces))
         return pieces
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         raise ServerError(f"{server.url}{GENERATE}: the answer makes no sense: {str(answer)[:200]}") from error

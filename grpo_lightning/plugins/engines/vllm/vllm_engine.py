@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.engine import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.engines.native.kv_memory import GIB
 from grpo_lightning.plugins.engines.vllm.guest import Guest
 from grpo_lightning.plugins.engines.vllm.named_weights import named_weights
-from grpo_lightning.plugins.engines.vllm.vllm_requests import Drawing, dtype_of
+from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation, dtype_of
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line, location
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError, at_least
@@ -172,25 +172,25 @@ class VLLMEngine(RolloutEngine):
         # vLLM may have a tied head as a tensor beside the embedding. If it has no head, it refuses the name.
         (self._has_head,) = self._llm.apply_model(lambda model: hasattr(model, "lm_head"))
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
         limit = self._llm.llm_engine.model_config.max_model_len
         setting = ("model.engine.max_model_len", "raise max_model_len, or max_cache_gib if max_model_len is null")
-        return self._decode(Drawing(requests, sampling, key, self.policy, limit, setting), sampling)
+        return self._decode(Generation(requests, sampling, key, self.policy, limit, setting), sampling)
 
     @torch.no_grad()
-    def _decode(self, drawing: Drawing, sampling: Sampling) -> Drawn:
+    def _decode(self, generation: Generation, sampling: Sampling) -> Completions:
         """Yields completions as they end. If it is closed early, no request stays in vLLM."""
         try:
             with self._at_home():
-                self._add_requests(drawing, sampling)
-            while drawing.open:
+                self._add_requests(generation, sampling)
+            while generation.open:
                 with self._at_home():
-                    completions = self._step(drawing)
+                    completions = self._step(generation)
                 yield from completions
         except GeneratorExit:
             with self._at_home():
-                self._llm.llm_engine.abort_request([str(index) for index in drawing.open])
+                self._llm.llm_engine.abort_request([str(index) for index in generation.open])
             raise
         except BaseException:
             # At its next call vLLM would continue the requests that it still has.
@@ -204,21 +204,21 @@ class VLLMEngine(RolloutEngine):
         with GUEST.at_home(self._device), torch.compiler.set_stance(stance):
             yield
 
-    def _add_requests(self, drawing: Drawing, sampling: Sampling) -> None:
+    def _add_requests(self, generation: Generation, sampling: Sampling) -> None:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        for index, call in enumerate(drawing.calls):
+        for index, call in enumerate(generation.calls):
             params = SamplingParams(
-                **call.parameters(sampling, drawing.stops.ids),
+                **call.parameters(sampling, generation.stops.ids),
                 flat_logprobs=True,
                 skip_clone=True,
-                output_kind=RequestOutputKind.DELTA if drawing.streams else RequestOutputKind.FINAL_ONLY,
+                output_kind=RequestOutputKind.DELTA if generation.streams else RequestOutputKind.FINAL_ONLY,
             )
             self._llm.llm_engine.add_request(str(index), tokens_input(call.token_ids), params)
 
-    def _step(self, drawing: Drawing) -> list[tuple[int, Completion]]:
+    def _step(self, generation: Generation) -> list[tuple[int, Completion]]:
         """Lets vLLM sample until a completion has ended."""
         engine = self._llm.llm_engine
         completions = list[tuple[int, Completion]]()
@@ -228,9 +228,9 @@ class VLLMEngine(RolloutEngine):
                 reason = None
                 for piece in output.outputs:
                     reason = piece.finish_reason
-                    completions += drawing.add(index, piece.index, piece.token_ids, piece.logprobs.logprobs, reason)
+                    completions += generation.add(index, piece.index, piece.token_ids, piece.logprobs.logprobs, reason)
                 # A stop string has ended the request, which vLLM does not know.
-                if reason is None and index not in drawing.open:
+                if reason is None and index not in generation.open:
                     engine.abort_request([output.request_id])
         return completions
 

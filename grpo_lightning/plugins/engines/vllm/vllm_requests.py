@@ -91,7 +91,7 @@ def dtype_of(policy: Policy) -> str:
     return str(compute_dtype(policy)).removeprefix("torch.")
 
 
-class Drawing:
+class Generation:
     """The calls for some completions, and the completions as they grow until a stop string or vLLM ends them.
 
     Args:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors import SafetensorError
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.engine import Drawn, RolloutEngine
+from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.packaged import packaged
@@ -19,7 +19,7 @@ from grpo_lightning.plugins.engines.vllm.delivery import fault
 from grpo_lightning.plugins.engines.vllm.fleet import GENERATE, Fleet
 from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError, everywhere
 from grpo_lightning.plugins.engines.vllm.named_weights import named_weights
-from grpo_lightning.plugins.engines.vllm.vllm_requests import Drawing, dtype_of
+from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation, dtype_of
 from grpo_lightning.plugins.engines.vllm.weight_transfer import SharedFolder
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request, UsageError, at_least
@@ -239,16 +239,16 @@ class VLLMServerEngine(RolloutEngine):
                 raise ServerError(f"{server.url}: started anew with {actual}, before with {expected}")
         server.post("/pause?mode=abort")
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
-        """As `RolloutEngine.generate`. Other servers take the requests of a lost one, with the same random numbers."""
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Completions:
+        """As `RolloutEngine.generate`. If a server is lost, others take its requests, with the same random numbers."""
         assert self.policy is not None, "call sync(policy) first"
         setting = ("--max-model-len", "start the servers with a larger one")
-        drawing = Drawing(requests, sampling, key, self.policy, self._max_model_len, setting)
-        return self._decode(drawing, sampling, self.policy.text_config.vocab_size)
+        generation = Generation(requests, sampling, key, self.policy, self._max_model_len, setting)
+        return self._decode(generation, sampling, self.policy.text_config.vocab_size)
 
-    def _decode(self, drawing: Drawing, sampling: Sampling, vocabulary: int) -> Drawn:
+    def _decode(self, generation: Generation, sampling: Sampling, vocabulary: int) -> Completions:
         try:
-            yield from self._fleet.generate(drawing, sampling, vocabulary)
+            yield from self._fleet.generate(generation, sampling, vocabulary)
         except ServerError as error:
             raise RuntimeError(f"model.engine=VLLMServerEngine: {error}. {GO_ON}") from error
 

@@ -1,4 +1,4 @@
-"""The way of the policy's weights to the servers."""
+"""Sends the policy's weights to the servers."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,20 +14,20 @@ from grpo_lightning.types import UsageError
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """A folder in memory; None if the system has none."""
 FILE_BYTES = 2**30
-"""Size of a file, and of the copies that writing it takes."""
+"""Largest number of bytes of a file. Its tensors are copied to the CPU, as many bytes, before it is written."""
 Weights = Iterable[tuple[str, Tensor]]
-"""Name and full tensor of each weight, by the names of a checkpoint."""
+"""Pairs of a weight's name in a checkpoint and its full tensor."""
 
 
 class SharedFolder:
     """Writes the weights into a folder, from which the servers read them. It works on any machine, also without GPUs.
 
     vLLM reads the files with `reload_weights`. They are removed as soon as every server has read them. Only rank 0
-    calls the methods, while the servers are paused. Another kind of transfer is a subclass.
+    calls the methods, while the servers are paused. Derive from this class for another kind of transfer.
 
     Args:
-        folder: A folder that this process and the servers see under the same name, best in memory. None makes a folder
-            in /dev/shm, or among temporary files: for servers on the same machine.
+        folder: A folder that this process and the servers see under the same name; a folder in memory is fastest. None
+            is for servers on the same machine: it makes a folder in /dev/shm, or else among temporary files.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -47,7 +47,7 @@ class SharedFolder:
             )
 
     def send(self, servers: Sequence[Server], weights: Weights) -> dict[Server, Exception]:
-        """Gives the servers the weights, and returns when each has read them or failed.
+        """Sends the weights to the servers, and waits until each has read them or failed.
 
         Returns:
             The errors of the servers that failed.
@@ -63,7 +63,7 @@ class SharedFolder:
         try:
             for index, batch in enumerate(batches(weights, FILE_BYTES)):
                 files.append(Path(self._directory.name, f"model-{index:05}.safetensors"))
-                # A copy: tensors of a file may not share memory.
+                # `copy=True`, since safetensors refuses tensors that share memory.
                 save_file({name: weight.to("cpu", copy=True).contiguous() for name, weight in batch}, files[-1])
             request = {"method": "reload_weights", "kwargs": {"weights_path": self._directory.name}}
             return everywhere(servers, lambda server: server.post("/collective_rpc", request))
@@ -79,7 +79,7 @@ class SharedFolder:
 
 
 def batches(weights: Weights, max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yields the weights in lists of at most `max_bytes` bytes; a larger weight is a list by itself."""
+    """Yields the weights in lists of at most `max_bytes` bytes. A weight that is larger is a list by itself."""
     batch: list[tuple[str, Tensor]] = []
     num_bytes = 0
     for name, weight in weights:

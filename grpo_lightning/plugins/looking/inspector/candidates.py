@@ -122,7 +122,7 @@ def summarise(exploration: Exploration) -> list[GroupSummary]:
     push_by_row = [float(values.sum()) for values in push.split(rollouts.lengths.tolist())]
 
     # Pieces of a conversation are rows of one sample: each pushes, the reward counts once.
-    samples = rollouts.row.tolist()
+    samples = rollouts.sample_index.tolist()
     begins = rollouts.is_first_row.tolist()
     numbers_by_id: dict[int, tuple[list[float], list[float]]] = {}
     for sample, is_new, row_push, prompt_id in zip(samples, begins, push_by_row, exploration.prompt_ids, strict=True):
@@ -162,7 +162,7 @@ def learned_from(
             rollouts = micro_batch.rollouts.to("cpu")
             values = (scored.logp, scored.entropy, scored.read)
             values_on_cpu = [value if value is None else value.cpu() for value in values]
-            for index, sample in enumerate(rollouts.row.tolist()):
+            for index, sample in enumerate(rollouts.sample_index.tolist()):
                 if sample in learned:
                     learned[sample].append(Learned(update, *_numbers(rollouts, values_on_cpu, index, objective)))
     return learned
@@ -242,7 +242,7 @@ class Candidates:
         for id, row in zip(self.prompt_ids, Row.all_of(self.rollouts), strict=True):
             if id in roles:
                 rows.setdefault(id, []).append(row)
-        samples = {int(row.rollouts.row) for group in rows.values() for row in group}
+        samples = {int(row.rollouts.sample_index) for group in rows.values() for row in group}
         learned = learned_from(self.step, samples, self.module.objective, num_minibatches)
         groups = {id: self._group(roles[id], group, learned, scored_after) for id, group in rows.items()}
         record_by_id = {id: record for rank in ranks.gather(groups) for id, record in rank.items()}
@@ -265,7 +265,7 @@ class Candidates:
         completions: list[CompletionRecord] = []
         updates: list[int] = []
         for row in rows:
-            sample = int(row.rollouts.row)
+            sample = int(row.rollouts.sample_index)
             # The tokens tell the pieces of one conversation apart.
             same_tokens = (entry for entry in learned[sample] if next(Row.all_of(entry.rollouts)).ids == row.ids)
             entry = next(same_tokens, None)
@@ -273,7 +273,7 @@ class Candidates:
                 updates.append(entry.update)
             tokens = self._tokens(row, entry, scored_after)
             completions.append(completion_record(exploration.samples[sample], exploration.scores, sample, row, tokens))
-        prompt = rows[0].prompt(exploration.samples[int(rows[0].rollouts.row)], tokenizer)
+        prompt = rows[0].prompt(exploration.samples[int(rows[0].rollouts.sample_index)], tokenizer)
         return group_record("train", roles, prompt, max(updates, default=None), completions, tokenizer)
 
     def _tokens(self, row: Row, learned: Learned | None, scored_after: TokenLogp) -> TokenRecord:

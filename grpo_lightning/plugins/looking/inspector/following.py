@@ -73,7 +73,7 @@ class Followed:
         module = self.module
         tokenizer = module.policy.tokenizer
         samples = [answer.sample for answer in answers]
-        # `Rollouts.row` is an index into the answers, which are as many for each prompt.
+        # `Rollouts.sample_index` is an index into the answers, which are as many for each prompt.
         rollouts = self.data.sampler.rollouts(samples, 1 + self.num_samples, self.temperature)
         if not module.evaluation.sampling.unfiltered:
             # Log-probs of a filtered distribution do not compare with what is measured.
@@ -87,7 +87,7 @@ class Followed:
 
         rows_by_answer: list[list[Row]] = [[] for _ in answers]
         for measured_row in Row.all_of(rollouts):
-            rows_by_answer[int(measured_row.rollouts.row)].append(measured_row)
+            rows_by_answer[int(measured_row.rollouts.sample_index)].append(measured_row)
         completions: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}
         prompt_by_id = {prompt.id: prompt for prompt in prompts}
         for index, answer in enumerate(answers):

@@ -17,7 +17,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.looking.inspector import record
 from grpo_lightning.plugins.looking.inspector.record import NUM_ALTERNATIVES, CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.plugins.looking.inspector.token_texts import decode, pieces_of, vocabulary_of
-from grpo_lightning.policy.packer import Packer
+from grpo_lightning.policy.micro_batcher import MicroBatcher
 from grpo_lightning.policy.policy import Policy, TokenLogp
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.evaluation import none_if_nan
@@ -51,7 +51,9 @@ class Row:
         """Yields the rows, in their order."""
         end = 0
         earlier_samples: list[int] = []
-        for index, (length, sample) in enumerate(zip(rollouts.lengths.tolist(), rollouts.row.tolist(), strict=True)):
+        for index, (length, sample) in enumerate(
+            zip(rollouts.lengths.tolist(), rollouts.sample_index.tolist(), strict=True)
+        ):
             row = rollouts.select(torch.tensor([index]))
             start, end = end, end + length
             ids = torch.cat([row.token_ids, row.context.ids]) if row.context else row.token_ids
@@ -109,11 +111,13 @@ class Measure:
 
     def __call__(self, rollouts: Rollouts) -> TokenLogp:
         """Returns log-probs, entropies and the likeliest tokens at each sampled token of `rollouts`, on the CPU."""
-        packer, micro_batches = self._micro_batches(rollouts)
+        micro_batcher, micro_batches = self._micro_batches(rollouts)
         # `trainer.precision: 64-true` changes the default type.
         numbers = torch.zeros(rollouts.num_tokens, 2 + NUM_ALTERNATIVES, dtype=torch.float32)
         ids = torch.zeros(rollouts.num_tokens, NUM_ALTERNATIVES, dtype=torch.int64)
-        for tokens, scored in packer.over(rollouts, micro_batches, partial(self.policy, num_top=NUM_ALTERNATIVES)):
+        for tokens, scored in micro_batcher.over(
+            rollouts, micro_batches, partial(self.policy, num_top=NUM_ALTERNATIVES)
+        ):
             assert scored.top_ids is not None and scored.top_logp is not None
             numbers[tokens] = torch.column_stack([scored.logp, scored.entropy, scored.top_logp]).cpu()
             ids[tokens] = scored.top_ids.cpu()
@@ -121,12 +125,12 @@ class Measure:
 
     def logp(self, rollouts: Rollouts, snapshot: Callable[[Policy, Rollouts], Tensor]) -> Tensor:
         """[N] float32 log-probs of a snapshot, on the CPU."""
-        packer, micro_batches = self._micro_batches(rollouts)
-        return packer.per_token(rollouts, micro_batches, partial(snapshot, self.policy))
+        micro_batcher, micro_batches = self._micro_batches(rollouts)
+        return micro_batcher.per_token(rollouts, micro_batches, partial(snapshot, self.policy))
 
-    def _micro_batches(self, rollouts: Rollouts) -> tuple[Packer, list[Tensor]]:
-        packer = Packer(self.policy, self.max_tokens, rollouts.temperature)
-        return packer, packer.rows_of_micro_batches(rollouts) if len(rollouts) else []
+    def _micro_batches(self, rollouts: Rollouts) -> tuple[MicroBatcher, list[Tensor]]:
+        micro_batcher = MicroBatcher(self.policy, self.max_tokens, rollouts.temperature)
+        return micro_batcher, micro_batcher.rows_of_micro_batches(rollouts) if len(rollouts) else []
 
 
 def measured(scored: TokenLogp, tokens: slice, moment: str) -> dict[str, Tensor | None]:
@@ -266,7 +270,7 @@ def conversation_record(conversation: Conversation, piece: int, sampled: Sequenc
 
 def num_sampled_before(conversation: Conversation, piece: int) -> int:
     """Returns how many tokens the policy sampled before a piece."""
-    return sum(sum(earlier.drawn) for earlier in conversation.pieces[:piece])
+    return sum(sum(earlier.sampled) for earlier in conversation.pieces[:piece])
 
 
 def answers_of(conversation: Conversation) -> list[list[tuple[str, str]]]:

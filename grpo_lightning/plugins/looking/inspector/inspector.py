@@ -195,7 +195,9 @@ def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, floa
         push = weight * rollouts.advantage
         totals[0] += torch.stack([push.abs()[change * push > 0].sum(), push.abs().sum()]).cpu()
         # NaN, where the grader failed, is neither right nor wrong.
-        grade = rollouts.per_token(torch.tensor([value[row] for row in rollouts.row.tolist()], device=logp.device))
+        grade = rollouts.per_token(
+            torch.tensor([value[row] for row in rollouts.sample_index.tolist()], device=logp.device)
+        )
         for total, has_grade in zip(totals[1:], (grade > RIGHT_ABOVE, grade <= RIGHT_ABOVE), strict=True):
             counts = (weight != 0) & has_grade
             total += torch.stack([change[counts].sum(), counts.sum()]).cpu()

@@ -89,7 +89,7 @@ class SelfTeacher(PolicySnapshot):
 
     def with_prompts(self, rollouts: Rollouts) -> Rollouts:
         """Returns the same completions after the teacher's prompts, each prompt once."""
-        rows = rollouts.row.tolist()
+        rows = rollouts.sample_index.tolist()
         if len({*rows}) < len(rows):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")
         index_by_prompt: dict[tuple[int, ...], int] = {}
@@ -98,7 +98,7 @@ class SelfTeacher(PolicySnapshot):
             for row in rows
         ]
         token_ids, lengths = ragged.flat([*index_by_prompt])
-        device = rollouts.row.device
+        device = rollouts.sample_index.device
         return replace(
             rollouts,
             prompt_token_ids=token_ids.to(device),

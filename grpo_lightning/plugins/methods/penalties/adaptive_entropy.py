@@ -7,11 +7,12 @@ from grpo_lightning.types import require
 
 
 class AdaptiveEntropy(EntropyBonus):
-    """Raises c by `delta` after an update whose entropy is at most `target`, and lowers it otherwise, from 0 on.
+    """Raises the coefficient c of the entropy while the entropy is at most `target`, and lowers it otherwise.
 
-    The bonus is applied only while the entropy of the last update is at most `target`: it then keeps the entropy near
-    the target, whatever the task (Skywork-OR1, arXiv 2505.22312, Sec. 4). A good target is a little below the entropy
-    at the start of the run: the default is the paper's, and low for a small model.
+    c begins at 0, and changes by `delta` after each update. The bonus is applied only if the entropy in the last update
+    was at most `target`. So the entropy stays near the target on any task (Skywork-OR1, arXiv 2505.22312, Sec. 4). A
+    good target is a little below the entropy at the start of the run. The default is the paper's, which is low for a
+    small model.
 
     Args:
         target: The entropy to keep, in nats per token.
@@ -26,7 +27,9 @@ class AdaptiveEntropy(EntropyBonus):
         self.delta = delta
         self.largest = largest
         self.level = 0.0
+        """c, while the bonus is applied."""
         self.is_low = False
+        """True if the entropy of the last update was at most `target`."""
 
     @property
     def coefficient(self) -> float:

@@ -10,7 +10,7 @@ from grpo_lightning.types import Sample, Status, UsageError
 
 
 def nested(owner: Reward, key: str, reward: Reward) -> Reward:
-    """Returns a reward that is the argument `key` of another one. Raises UsageError if it has a weight or learns."""
+    """Returns the reward that `owner` has as its argument `key`. Raises UsageError if it has a weight or learns."""
     reward = as_reward(reward)
     if reward.weight != 1:
         raise UsageError(
@@ -24,14 +24,14 @@ def nested(owner: Reward, key: str, reward: Reward) -> Reward:
 
 
 class Gated(Reward):
-    """The value of one reward where another one, the gate, is above a threshold, and 0 elsewhere.
+    """The value of one reward where a second reward, the gate, is above a threshold, and 0 elsewhere.
 
-    `Gated(reward=FormatReward, gate=MathVerifier)` lets correctness gate format: form earns nothing without content.
+    `Gated(reward=FormatReward, gate=MathVerifier)` rewards the format of right answers, and gives 0 to wrong answers.
 
     Args:
         reward: The reward that counts where the gate is open.
-        gate: The reward that decides. A completion on which it fails gets NaN.
-        threshold: The gate is open where its value is above this.
+        gate: The reward that decides. Completions that it fails to score get NaN.
+        threshold: The gate is open where the value of `gate` is above this number.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Gated(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Scores the completions by both rewards.
 
-        The status is the two statuses other than `ok`, gate first: `no_answer-no_match`. If both are `ok`, it is `ok`
-        when the gate is open, else `closed`. The answers are the gate's.
+        A sample's status joins the statuses of gate and reward that are not `ok`: `no_answer-no_match`. If both are
+        `ok`, it is `ok` where the gate is open, and else `closed`. The extracted answers come from the gate.
         """
         gates = self.gate(samples)
         inner = self.reward(samples)

@@ -1,1 +1,1 @@
-"""Rewards that another model gives, by a rubric."""
+"""Rewards by a judge: another model, which scores completions by a rubric."""

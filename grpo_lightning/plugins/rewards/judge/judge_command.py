@@ -1,4 +1,4 @@
-"""`grpo judge`: how well a judge agrees with the verifier."""
+"""`grpo judge`: measures how well a judge agrees with the verifier."""
 
 import argparse
 import json
@@ -12,13 +12,19 @@ from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageEr
 
 
 def labelled(path: Path, label: str) -> list[tuple[Sample, bool]]:
-    """Returns the completions of a file, as `grpo predict` writes it, with the verifier's verdicts."""
+    """Reads a file that `grpo predict` wrote. Returns its samples, each with True if the verifier finds it right.
+
+    Args:
+        path: The file, with a JSON object per line.
+        label: The reward whose score is the verdict, for rows without a `label`.
+    """
     labelled_samples = []
-    # Not splitlines: texts may have other line breaks inside.
+    # `splitlines` would also split at other line breaks, which may stand inside a text.
     for index, row in enumerate(map(json.loads, path.read_text(encoding="utf-8").strip().split("\n"))):
         value = row.get("label", row.get("scores", {}).get(label))
         if value is not None:
             question = Question(row["question"], row.get("answer", ""), f"{path}:{index + 1}", row.get("metadata", {}))
+            # A judge reads texts alone, so any token ids do.
             prompt = Prompt(index, question.text, [0], question)
             labelled_samples.append((Sample(prompt, row["completion"], [0], FinishReason.STOP), value > 0.5))
     require(
@@ -29,7 +35,7 @@ def labelled(path: Path, label: str) -> list[tuple[Sample, bool]]:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Prints the table; returns the exit code."""
+    """Prints a table of how often judge and verifier agree. Returns the exit code."""
     about = "Measures how well a judge agrees with the verifier on completions that both have seen."
     parser = argparse.ArgumentParser("grpo judge", description=about)
     add = parser.add_argument
@@ -48,6 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
     pairs = labelled(options.against, options.label)
     reward.read_questions([sample.prompt.question for sample, _ in pairs])
     values = reward([sample for sample, _ in pairs]).value
+    # Completions that the judge failed to score have NaN, which differs from itself.
     counts = Counter((right, value > 0.5) for (_, right), value in zip(pairs, values, strict=True) if value == value)
     if not counts:
         raise UsageError(f"grpo judge: reward {reward.tally.describe()}")

@@ -10,6 +10,7 @@ from grpo_lightning.plugins.rewards.verifier.sentences import read_sentence
 from grpo_lightning.plugins.rewards.verifier.tokens import Unreadable
 
 MAX_CHARS = 2000
+"""Length of the longest text that is read as a number, unless it is digits alone."""
 
 _PLAIN = re.compile(r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", re.ASCII)
 
@@ -37,7 +38,7 @@ def number(text: str) -> Fraction | None:
     if not claim:
         return None
 
-    # Names may stand before the number.
+    # Symbols may stand before the number, as in `x = y = 3`.
     _, operators, operands = claim.items[0].chain
     is_number = (
         len(claim.items) == 1 and not set(operators) - {"="} and all(side[0] == "symbol" for side in operands[:-1])
@@ -46,6 +47,6 @@ def number(text: str) -> Fraction | None:
 
 
 def canonical(answer: str) -> str:
-    """Returns a key that answers with the same exact number share; for other answers the text itself."""
+    """Returns a key for equal answers: the exact number, or else the text without case and without repeated spaces."""
     value = number(answer)
     return str(value) if value is not None else " ".join(answer.split()).casefold()

@@ -158,7 +158,7 @@ class Groups(L.Callback):
         assert isinstance(batch, Minibatch)
         if batch_idx == 0:
             exploration = batch.step.exploration
-            samples, rows = exploration.samples, exploration.rollouts.row.tolist()
+            samples, rows = exploration.samples, exploration.rollouts.sample_index.tolist()
             mine = {samples[row].prompt.id for row in rows}
             self.steps.append(sorted(place for places in ranks.gather(mine) for place in places))
 

@@ -25,7 +25,7 @@ def test_the_tokens_of_passes_that_were_ended() -> None:
     passes = Passes(FixedPasses(), 2)
     # Three updates: the first minibatch twice, the second once.
     passes.updates.extend([None] * 3)  # type: ignore[list-item]
-    step = Step(None, micro_batches, passes, started=0.0, prepared=0.0)  # type: ignore[arg-type]
+    step = Step(None, micro_batches, passes, started_at=0.0, prepared_at=0.0)  # type: ignore[arg-type]
     assert learned_tokens(step) == 2 * 6 + 8
 
 

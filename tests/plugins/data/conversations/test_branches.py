@@ -56,11 +56,11 @@ def test_a_piece_begins_with_the_history_as_it_is_now(policy: Policy, both: Any)
     sample = exploration.samples[0]
     texts = [policy.tokenizer.decode(piece.token_ids) for piece in sample.conversation.pieces]
     assert texts == ["guess:<think>0</think>0<eos>", "guess:0<eos>h:9<eos>"]
-    sampled_ids = [[*compress(piece.token_ids, piece.drawn)] for piece in sample.conversation.pieces]
+    sampled_ids = [[*compress(piece.token_ids, piece.sampled)] for piece in sample.conversation.pieces]
     assert [policy.tokenizer.decode(ids) for ids in sampled_ids] == ["<think>0</think>0<eos>", "9<eos>"]
     assert sampled_ids[0] + sampled_ids[1] == sample.token_ids
-    assert exploration.rollouts.row.tolist() == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert both[1][1].rollouts.row.tolist() == [0, 1, 2, 3, 4, 5]
+    assert exploration.rollouts.sample_index.tolist() == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert both[1][1].rollouts.sample_index.tolist() == [0, 1, 2, 3, 4, 5]
     assert exploration.rollouts.token_ids.tolist() == [id for one in exploration.samples for id in one.token_ids]
 
 

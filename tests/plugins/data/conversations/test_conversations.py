@@ -47,7 +47,9 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path, monkeypatch: pytest
     for one in kept.explorations:
         rollouts = one.rollouts
         drawn: dict[int, list[int]] = {}
-        for row, ids in zip(rollouts.row.tolist(), rollouts.token_ids.split(rollouts.lengths.tolist()), strict=True):
+        for row, ids in zip(
+            rollouts.sample_index.tolist(), rollouts.token_ids.split(rollouts.lengths.tolist()), strict=True
+        ):
             drawn[row] = drawn.get(row, []) + ids.tolist()
         assert drawn == {row: sample.token_ids for row, sample in enumerate(one.samples)}
         assert rollouts.sampler_logp is not None and rollouts.context is not None

@@ -78,12 +78,12 @@ def test_turns_alternate_and_every_token_is_marked(policy: Policy, talk: Any) ->
     (sample,) = talk(Guess(), halving, "7")
     assert whole(policy, sample) == "guess5<eos>\nh\n8<eos>\nl\n7<eos>"
     (piece,) = sample.conversation.pieces
-    sampled_ids = [*compress(piece.token_ids, piece.drawn)]
+    sampled_ids = [*compress(piece.token_ids, piece.sampled)]
     assert policy.tokenizer.decode(sampled_ids) == "5<eos>8<eos>7<eos>"
     assert sampled_ids == sample.token_ids
     assert sample.conversation.ends == [1, 3, 5]
     assert sample.conversation.rewards == pytest.approx([0.8, 0.9, 1.0])
-    assert sample.conversation.num_given == 6
+    assert sample.conversation.num_context == 6
     first, written = last_turn(sample)
     assert (sample.text, sample.truncated, first) == ("7", False, 4)
     assert policy.tokenizer.decode(written) == "7"

@@ -68,7 +68,7 @@ def test_the_exploration_is_that_of_scoring_afterwards(stop: Sequence[str], coun
     assert actual.scores == expected.scores
     assert all(sample.token_ids in early.seen for sample in actual.samples)
     assert late.seen == [sample.token_ids for sample in expected.samples]
-    for name in ("token_ids", "lengths", "group", "row", *(["sampler_logp", "truncated"] if count else [])):
+    for name in ("token_ids", "lengths", "group", "sample_index", *(["sampler_logp", "truncated"] if count else [])):
         assert getattr(actual.rollouts, name).equal(getattr(expected.rollouts, name))
 
 

@@ -22,7 +22,7 @@ from grpo_lightning import LoRA, Policy, Request, Sampling, UsageError
 from grpo_lightning.plugins.engines.vllm import fleet
 from grpo_lightning.plugins.engines.vllm.fleet import Fleet
 from grpo_lightning.plugins.engines.vllm.http_client import Server
-from grpo_lightning.plugins.engines.vllm.vllm_requests import Drawing, seeds_of
+from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation, seeds_of
 from grpo_lightning.plugins.engines.vllm.vllm_server import VLLMServerEngine
 from grpo_lightning.types import Completion, RandomKey
 
@@ -110,12 +110,12 @@ def test_what_a_server_had_streamed_when_it_was_lost_is_drawn_anew(
 
 
 def test_a_completion_that_goes_on_is_drawn_anew_from_where_it_went_on(policy: Policy) -> None:
-    drawing = Drawing(REQUESTS[:1], Sampling(9, stop=["a"]), RandomKey(0, 0), policy, 100, ("", ""))
-    drawing.add(0, 0, [7, 8], [-1.0, -2.0], None, 0)
-    later = drawing.carry_on(0, 0)
-    drawing.add(later, 0, [9], [-3.0], None, 1)
-    drawing.restart(later)
-    ((_, completion),) = drawing.add(later, 0, [10], [-4.0], "length", 1)
+    generation = Generation(REQUESTS[:1], Sampling(9, stop=["a"]), RandomKey(0, 0), policy, 100, ("", ""))
+    generation.add(0, 0, [7, 8], [-1.0, -2.0], None, 0)
+    later = generation.carry_on(0, 0)
+    generation.add(later, 0, [9], [-3.0], None, 1)
+    generation.restart(later)
+    ((_, completion),) = generation.add(later, 0, [10], [-4.0], "length", 1)
     assert (completion.token_ids, completion.logp, completion.versions) == ([7, 8, 10], [-1.0, -2.0, -4.0], [0, 0, 1])
 
 
@@ -238,8 +238,8 @@ class Aborting(Server):
 
 def test_a_continued_completion_has_versions_and_random_numbers_by_token(policy: Policy) -> None:
     server, requests = Aborting(slots=2), Request.from_prompts(PROMPTS[:1], 2)
-    drawing = Drawing(requests, Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
-    completions = dict(server.fleet.generate(drawing, Sampling(5), 64))
+    generation = Generation(requests, Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
+    completions = dict(server.fleet.generate(generation, Sampling(5), 64))
     assert [(completions[row].token_ids, completions[row].versions) for row in (0, 1)] == [([7, 7], [0, 1])] * 2
     later = [replace(request, position=request.position + 1) for request in requests]
     found = {(one["seed"], one["max_tokens"]) for one in server.parameters[1:]}
@@ -248,9 +248,9 @@ def test_a_continued_completion_has_versions_and_random_numbers_by_token(policy:
 
 def test_as_many_completions_go_on_at_once_as_a_server_has_slots(policy: Policy) -> None:
     server = Aborting(slots=24)
-    drawing = Drawing(Request.from_prompts(PROMPTS[:3], 8), Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
-    assert len(drawing.calls) == 3
-    assert len([*server.fleet.generate(drawing, Sampling(5), 64)]) == 24
+    generation = Generation(Request.from_prompts(PROMPTS[:3], 8), Sampling(5), RandomKey(0, 0), policy, 100, ("", ""))
+    assert len(generation.calls) == 3
+    assert len([*server.fleet.generate(generation, Sampling(5), 64)]) == 24
 
 
 @pytest.mark.parametrize(("most_files", "expected"), [(1024, 512), (10_000, 601), (resource.RLIM_INFINITY, 601)])

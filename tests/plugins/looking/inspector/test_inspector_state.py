@@ -14,7 +14,7 @@ from helpers.inspecting import completions_of, group_of, groups_of, inspector, p
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from grpo_lightning import NativeEngine, Objective, RandomKey, Request, Validation
-from grpo_lightning.engines.engine import Drawn
+from grpo_lightning.engines.engine import Completions
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.plugins.looking.inspector import read
 from grpo_lightning.plugins.looking.inspector.inspector_page import RunData
@@ -59,7 +59,7 @@ class Counting(NativeEngine):
         super().__init__()
         self.calls: list[tuple[RandomKey, float]] = []
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, *rest: Any) -> Drawn:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, *rest: Any) -> Completions:
         self.calls.append((key, sampling.temperature))
         return super().generate(requests, sampling, key, *rest)
 

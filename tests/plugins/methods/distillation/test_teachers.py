@@ -124,6 +124,6 @@ def test_mistakes_in_the_prompt_of_a_self_teacher() -> None:
             SelfTeacher().begin(policy, samples)
     teacher = SelfTeacher("{answer}")
     teacher.prompts = [[6]] * 4
-    rollouts.row = torch.tensor([0, 1, 1, 2])
+    rollouts.sample_index = torch.tensor([0, 1, 1, 2])
     with pytest.raises(UsageError, match="no conversation whose history is rewritten"):
         teacher(policy, rollouts)

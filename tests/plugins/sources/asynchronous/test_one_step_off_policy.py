@@ -164,7 +164,7 @@ class AtTheEnd(OneStepOffPolicy):
 
 
 def test_rollouts_that_claim_to_be_of_newer_weights_stop_the_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the engine does not draw from this policy"):
+    with pytest.raises(UsageError, match="the engine does not sample from this policy"):
         run(tmp_path, AtTheEnd(), {"engine": Elsewhere()}, trainer={"max_epochs": 4})
 
 

@@ -1,4 +1,4 @@
-"""Numbers per token of rollouts that are too many for one forward; every rank makes the same number of forwards."""
+"""Cuts rollouts into micro-batches, and computes columns by a forward of each; all ranks make as many forwards."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ Rows = Tensor
 
 
 @dataclass(slots=True, frozen=True)
-class Packer:
-    """Cuts rollouts, which stay on the CPU, into micro-batches for the device."""
+class MicroBatcher:
+    """Cuts rollouts, which stay on the CPU, into micro-batches, and runs functions over these on the device."""
 
     policy: Policy
     """The policy whose forward takes the micro-batches."""
@@ -41,15 +41,15 @@ class Packer:
         return rollouts.sizes.micro_batches(self.max_tokens, self.policy.compute.shares_prefix)
 
     def entropy_rank(self, rollouts: Rollouts) -> Tensor:
-        """[N] rank of each token by entropy among the tokens of all ranks, as a fraction of their number."""
+        """[N] the fraction of the tokens, of all processes, whose entropy is smaller than the entropy of each token."""
         rows = self.rows_of_micro_batches(rollouts)
         return rank_in_step(self.per_token(rollouts, rows, lambda micro_batch: self.policy(micro_batch).entropy))
 
     def over(
         self, rollouts: Rollouts, micro_batches: Sequence[Rows], function: Callable[[Rollouts], T]
     ) -> Iterator[tuple[Tensor, T]]:
-        """Yields the indices of the tokens of each micro-batch, and the result of `function`, which makes a forward."""
-        # Ranks with sharded weights meet in every forward: each makes the same number.
+        """Yields, for each micro-batch, the indices of its tokens and the result of `function`: of a forward."""
+        # With sharded weights every forward needs all ranks, so each rank makes as many forwards as the others.
         num_idle = max(ranks.gather(len(micro_batches))) - len(micro_batches)
         for rows in micro_batches:
             yield take(rows, rollouts.lengths), function(rollouts.select(rows).to(self.policy.device))
@@ -59,7 +59,7 @@ class Packer:
     def per_token(
         self, rollouts: Rollouts, micro_batches: Sequence[Rows], function: Callable[[Rollouts], Tensor]
     ) -> Tensor:
-        """[N] float32 results of `function`, in the order of the rollouts; 0 for rows in no micro-batch."""
+        """[N] float32 results of `function`, in the order of the rollouts; 0 for rows that are in no micro-batch."""
         result = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
         for tokens, values in self.over(rollouts, micro_batches, function):
             result[tokens] = values.cpu()
