@@ -1,6 +1,5 @@
 """Names of version 0.2: each still works, with one warning that says the new name."""
 
-import inspect
 import re
 import warnings
 from collections.abc import Sequence
@@ -65,10 +64,10 @@ def new_value(value: Any, hint: Any) -> Any:
         return VALUES[value]
     if not isinstance(value, dict | Namespace):
         return value
-    class_name = str(value.get("class_path", hint.__name__ if inspect.isclass(hint) else "")).rpartition(".")[2]
+    class_name = str(value.get("class_path", getattr(hint, "__name__", ""))).rpartition(".")[2]
     old, new = ARGUMENTS.get(class_name, ("", ""))
-    arguments = value.get("init_args", value)
-    if isinstance(arguments, dict | Namespace) and old in arguments:
+    arguments = value.get("init_args") or value
+    if old in arguments:
         warn(f"{old} of {class_name}", new)
         arguments[new] = arguments.pop(old)
     return value
