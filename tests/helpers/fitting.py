@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from unittest import mock
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -250,7 +251,7 @@ def made(
         "limit_val_batches": 0,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "enable_checkpointing": False,
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "logger": TensorBoardLogger(folder, name="", version=""),
         "default_root_dir": folder,
         "plugins": [AtomicCheckpointIO()],
@@ -270,19 +271,23 @@ def resumes_exactly(folder: Path, options: Callable[[], dict[str, Any]], steps: 
     """
     for name, end, path in (("whole", steps, None), ("cut", cut, None), ("cut", steps, "last")):
         given = options()
-        trainer = {"max_epochs": end, "enable_checkpointing": True} | given.pop("trainer", {})
-        fit(folder / name, [StepCheckpoint()], trainer=trainer, ckpt_path=path, **given)
+        trainer = {"max_epochs": end} | given.pop("trainer", {})
+        callbacks = [StepCheckpoint(), *given.pop("callbacks", [])]
+        fit(folder / name, callbacks, trainer=trainer, ckpt_path=path, **given)
     assert same(folder / "whole", folder / "cut")
     assert repr(scalars(folder / "whole")) == repr(scalars(folder / "cut"))  # NaN is not equal to itself
 
 
 def same(a: Path, b: Path) -> bool:
     """Whether two runs ended with the same weights, and the same states of optimizer and schedule."""
-    one, two = checkpoint_of(a), checkpoint_of(b)
-    assert one["state_dict"].keys() == two["state_dict"].keys()
-    equal = all(torch.equal(value, two["state_dict"][name]) for name, value in one["state_dict"].items())
-    states = [(c["optimizer_states"][0]["state"], c["lr_schedulers"]) for c in (one, two)]
-    return equal and str(states[0]) == str(states[1])
+    checkpoints = [checkpoint_of(folder) for folder in (a, b)]
+    states = [str((one["optimizer_states"][0]["state"], one["lr_schedulers"])) for one in checkpoints]
+    return equal(*(one["state_dict"] for one in checkpoints)) and states[0] == states[1]
+
+
+def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether these are the same tensors by name, to the bit."""
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
 
 
 def grouped(settings: dict[str, Any]) -> dict[str, Any]:

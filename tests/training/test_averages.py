@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.adapters import adapted
 from helpers.copying import Copying
-from helpers.fitting import checkpoint_of, fit, scalars, weights_of
+from helpers.fitting import checkpoint_of, equal, fit, resumes_exactly, scalars, weights_of
 from helpers.tiny import policy_of
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create"),
 ]
 VALIDATING = {"limit_val_batches": 1}
-SAVING = {"enable_checkpointing": True}
 
 
 class Average(EMAWeightAveraging):
@@ -41,9 +40,8 @@ class Engines(L.Callback):
         self.seen: list[tuple[bool, bool]] = []
 
     def on_train_batch_start(self, trainer: L.Trainer, module: GRPOModule, batch: Any, *args: Any) -> None:  # type: ignore[override]
-        copied = module.explorer.engine.copied.model.state_dict()  # type: ignore[attr-defined]
-        is_equal = all(value.equal(copied[name]) for name, value in module.policy.model.state_dict().items())
-        self.seen.append((batch.on_policy, is_equal))
+        copied = module.explorer.engine.copied  # type: ignore[attr-defined]
+        self.seen.append((batch.on_policy, equal(module.policy.state_dict(), copied.state_dict())))
 
 
 class Heads(L.Callback):
@@ -79,26 +77,25 @@ def test_an_engine_with_copies_samples_policy_and_validates_average(tmp_path: Pa
 
 def fit_plainly(folder: Path, **options: Any) -> Path:
     """The same run without an average."""
-    fit(folder, [StepCheckpoint()], trainer=VALIDATING | SAVING, **options)
+    fit(folder, [StepCheckpoint()], trainer=VALIDATING, **options)
     return folder
 
 
 @pytest.mark.parametrize("start", [{"update_starting_at_step": 9}, {"update_every_n_steps": 0}], ids=str)
 def test_until_it_begins_the_average_is_the_policy_as_it_is(tmp_path: Path, start: dict[str, int]) -> None:
-    module = fit(tmp_path / "late", [Average(**start), StepCheckpoint()], trainer=VALIDATING | SAVING)
+    module = fit(tmp_path / "late", [Average(**start), StepCheckpoint()], trainer=VALIDATING)
     plain = fit_plainly(tmp_path / "plain")
     assert scalars(tmp_path / "late") == scalars(plain)
     expected = weights_of(plain)
     saved = checkpoint_of(tmp_path / "late")
-    for name, value in expected.items():
-        assert saved["state_dict"][name].equal(value) and saved["current_model_state"][name].equal(value)
-        assert module.state_dict()[name].equal(value)
+    assert equal(saved["state_dict"], expected) and equal(saved["current_model_state"], expected)
+    assert equal(module.state_dict(), expected)
 
 
 def test_an_average_that_moves_at_the_end_of_steps_begins_there(tmp_path: Path) -> None:
     heads = Heads()
     callbacks = [heads, Average(update_every_n_steps=0, update_starting_at_epoch=1), StepCheckpoint()]
-    fit(tmp_path, callbacks, trainer=SAVING)
+    fit(tmp_path, callbacks)
     head = weights_of(tmp_path)["policy.model.lm_head.weight"]
     torch.testing.assert_close(head, (heads.heads[1] + heads.heads[2]) / 2)
 
@@ -118,15 +115,10 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_cut_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
-    ends = (("whole", 3, None), ("cut", 1, None), ("cut", 3, "last"))
-    for name, end, path in ends:
-        trainer = {"max_epochs": end} | SAVING | VALIDATING
-        fit(tmp_path / name, [Average(), StepCheckpoint()], trainer=trainer, ckpt_path=path, **KINDS[kind]())
+    resumes_exactly(tmp_path, lambda: KINDS[kind]() | {"callbacks": [Average()], "trainer": VALIDATING})
     whole, cut = checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut")
-    for part in ("state_dict", "current_model_state", "averaging_state"):
-        assert whole[part].keys() == cut[part].keys()
-        assert all(value.equal(cut[part][name]) for name, value in whole[part].items())
-    assert scalars(tmp_path / "whole") == scalars(tmp_path / "cut")
+    for name in ("current_model_state", "averaging_state"):
+        assert equal(whole[name], cut[name])
     # Both hold what a checkpoint without an average holds, and the average moves what is trained alone.
     assert whole["state_dict"].keys() == whole["current_model_state"].keys()
     for name, value in whole["state_dict"].items():
@@ -139,20 +131,19 @@ def test_without_the_callback_a_run_resumes_from_the_trained_weights(
 ) -> None:
     plain = fit_plainly(tmp_path / "plain", **KINDS[kind]())
     callbacks = [Average(), StepCheckpoint()]
-    fit(tmp_path / "cut", callbacks, trainer={"max_epochs": 2} | SAVING | VALIDATING, **KINDS[kind]())
+    fit(tmp_path / "cut", callbacks, trainer={"max_epochs": 2} | VALIDATING, **KINDS[kind]())
     with caplog.at_level(logging.INFO):
-        fit(tmp_path / "cut", [StepCheckpoint()], trainer=SAVING | VALIDATING, ckpt_path="last", **KINDS[kind]())
+        fit(tmp_path / "cut", [StepCheckpoint()], trainer=VALIDATING, ckpt_path="last", **KINDS[kind]())
     assert "The run goes on with the weights themselves" in caplog.text
-    expected, saved = checkpoint_of(plain), checkpoint_of(tmp_path / "cut")
-    assert "current_model_state" not in saved and expected["state_dict"].keys() == saved["state_dict"].keys()
-    assert all(value.equal(saved["state_dict"][name]) for name, value in expected["state_dict"].items())
+    assert "current_model_state" not in checkpoint_of(tmp_path / "cut")
+    assert equal(weights_of(tmp_path / "cut"), weights_of(plain))
 
 
 def test_an_average_can_begin_when_a_run_goes_on(tmp_path: Path) -> None:
-    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1} | SAVING)
+    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1})
     heads = Heads()
     first = weights_of(tmp_path)["policy.model.lm_head.weight"]
-    fit(tmp_path, [heads, Average(), StepCheckpoint()], trainer=SAVING, ckpt_path="last")
+    fit(tmp_path, [heads, Average(), StepCheckpoint()], ckpt_path="last")
     saved = checkpoint_of(tmp_path)
     assert saved["current_model_state"]["policy.model.lm_head.weight"].equal(heads.heads[1])
     average = (heads.heads[0] + heads.heads[1]) / 2

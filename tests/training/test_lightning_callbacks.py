@@ -9,7 +9,7 @@ import lightning as L
 import lightning.pytorch.callbacks as lightning_callbacks
 import pytest
 import torch
-from helpers.fitting import CLOCK, Echo, fit, made, scalars
+from helpers.fitting import CLOCK, fit, scalars
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -38,7 +38,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from grpo_lightning import TaskData, UsageError
+from grpo_lightning import UsageError
 from grpo_lightning.training.checks import REFUSED_CALLBACKS
 
 REFUSED: dict[str, tuple[Callable[[], L.Callback], str]] = {
@@ -97,9 +97,8 @@ def test_a_refused_callback_is_named_with_advice_and_nothing_is_written(
     for kind in [type(make())] if name == "BaseFinetuning" else [type(make()), derived]:
         callback = make()
         callback.__class__ = kind
-        module, trainer = made(tmp_path / "run", [callback], trainer={"enable_checkpointing": True})
         with pytest.raises(UsageError) as caught:
-            trainer.fit(module, datamodule=TaskData(Echo()))
+            fit(tmp_path / "run", [callback])
         assert str(caught.value).startswith(f"trainer.callbacks={kind.__name__}: ") and instead in str(caught.value)
         assert [*tmp_path.iterdir()] == []
 
@@ -107,7 +106,7 @@ def test_a_refused_callback_is_named_with_advice_and_nothing_is_written(
 @pytest.mark.parametrize("names", TOGETHER)
 @pytest.mark.filterwarnings("ignore")
 def test_all_other_callbacks_work(names: str, tmp_path: Path) -> None:
-    trainer: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 1, "enable_checkpointing": True}
+    trainer: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 1}
     module = fit(tmp_path, TOGETHER[names](), trainer=trainer | {"enable_progress_bar": True})
     assert module.policy.version == 1 and 0 in scalars(tmp_path, (*CLOCK, "DeviceStats"))["val/reward"]
 

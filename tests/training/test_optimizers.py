@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers.optimization
-from helpers.fitting import Echo, fit, made, of_updates
+from helpers.fitting import fit, of_updates
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, OneCycleLR
 
-from grpo_lightning import TaskData, UsageError, WarmupCosine
+from grpo_lightning import UsageError, WarmupCosine
 from grpo_lightning.training.schedules import check_optimizer
 
 CPU = torch.device("cpu")
@@ -118,9 +118,8 @@ def test_a_run_has_the_updates_that_a_schedule_is_tried_for(tmp_path: Path) -> N
     def cycle(num_updates: int) -> Callable[[Any], LRScheduler]:
         return lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=num_updates)
 
-    module, trainer = made(tmp_path / "short", lr_scheduler=cycle(5), **options)
     with pytest.raises(UsageError, match="OneCycleLR: it ends after update 5 of 6: "):
-        trainer.fit(module, datamodule=TaskData(Echo()))
+        fit(tmp_path / "short", lr_scheduler=cycle(5), **options)
     assert not (tmp_path / "short").exists()
     fit(tmp_path / "long", lr_scheduler=cycle(6), **options)
 

@@ -12,13 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from grpo_lightning import FormatReward, Policy, Sampling, Scorer, Task, TaskData
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
-
-def data(chat_template: str = "", **options: Any) -> TaskData:
-    policy = policy_of()
-    policy.tokenizer.chat_template = chat_template
-    found = TaskData(Echo(), **options)
-    found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward(weight=1.0)]))
-    return found
+QUESTION = Question("12", "3")
 
 
 def test_a_template_file_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None:
@@ -32,12 +26,12 @@ def test_a_template_file_that_cannot_be_used_is_the_users_mistake(tmp_path: Path
 
 
 def test_the_prompt_ends_with_the_answer_prefix() -> None:
-    plain = data(template="{question}?", answer_prefix="ab").prompt(Question("12", "3"), 0)
+    plain = loaded(policy_of(), template="{question}?", answer_prefix="ab").prompt(QUESTION, 0)
     assert (plain.text, plain.answer_prefix) == ("12?ab", "ab")
     assert plain.token_ids == tokenizer().encode("12?ab")
-    chat = data(TAGS, chat=True, answer_prefix="ab").prompt(Question("12", "3"), 0)
+    chat = loaded(chatting(TAGS), chat=True, answer_prefix="ab").prompt(QUESTION, 0)
     assert chat.text == "<user>12<assistant>ab"
-    without = data(TAGS, chat=True).prompt(Question("12", "3"), 0)
+    without = loaded(chatting(TAGS), chat=True).prompt(QUESTION, 0)
     assert (without.text, without.answer_prefix) == ("<user>12<assistant>", "")
 
 
@@ -69,7 +63,7 @@ def test_prompts_leave_room_for_the_longest_completion_of_their_split(longer: st
 
 
 def test_val_limit_is_of_validation_alone() -> None:
-    questions = data(val_limit=5).questions
+    questions = loaded(policy_of(), val_limit=5).questions
     assert [len(questions["train"]), len(questions["val"])] == [24, 5]
 
 
@@ -86,9 +80,10 @@ class Asks(Task):
 
 
 def loaded(policy: Policy, *questions: str | Question, **options: Any) -> TaskData:
-    found = TaskData(Asks(*questions), **options)
-    found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward()]), validates=False)
-    return found
+    """The prompts of these questions, or of `Echo`."""
+    prompts = TaskData(Asks(*questions) if questions else Echo(), **options)
+    prompts.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward()]))
+    return prompts
 
 
 def chatting(chat_template: str, **options: Any) -> Policy:
@@ -99,12 +94,12 @@ def chatting(chat_template: str, **options: Any) -> Policy:
 
 def test_a_tokenizer_that_appends_the_end_token_makes_the_same_prompts() -> None:
     policy = policy_of()
-    expected = loaded(policy, "12").prompt(Question("12", "3"), 0).token_ids
+    expected = loaded(policy, "12").prompt(QUESTION, 0).token_ids
     backend = policy.tokenizer.backend_tokenizer
     backend.post_processor = TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 5)])
-    assert loaded(policy, "12").prompt(Question("12", "3"), 0).token_ids == expected == [7, 8]
+    assert loaded(policy, "12").prompt(QUESTION, 0).token_ids == expected == [7, 8]
     backend.post_processor = TemplateProcessing(single="<bos> $A <end>", special_tokens=[("<bos>", 2), ("<end>", 5)])
-    assert loaded(policy, "12").prompt(Question("12", "3"), 0).token_ids == [2, 7, 8]
+    assert loaded(policy, "12").prompt(QUESTION, 0).token_ids == [2, 7, 8]
 
 
 @pytest.mark.parametrize("end", ["<end>", "<eos>"])
@@ -143,15 +138,14 @@ def test_a_token_without_an_embedding_is_refused_in_the_prompt_that_has_it() -> 
         UsageError, match=rf"asks:2: the prompt has the token '{last}' with id 63, and the embedding of .* has 63 rows"
     ):
         loaded(small, "1", "2", f"3{last}4")
-    assert loaded(small, "1", "2").prompt(Question("12", ""), 0).token_ids == [7, 8]
+    assert loaded(small, "1", "2").prompt(QUESTION, 0).token_ids == [7, 8]
 
 
 def test_the_variables_of_a_chat_template() -> None:
     thinking = TAGS + "{% if think is defined and not think %}.{% endif %}"
-    asked = Question("12", "3")
-    found = loaded(chatting(thinking), "1", chat=True, chat_template_kwargs={"think": False})
-    assert found.prompt(asked, 0).text == "<user>12<assistant>."
-    assert loaded(chatting(thinking), "1", chat=True).prompt(asked, 0).text == "<user>12<assistant>"
+    for kwargs, end in (({"think": False}, "."), ({}, "")):
+        prompts = loaded(chatting(thinking), chat=True, chat_template_kwargs=kwargs)
+        assert prompts.prompt(QUESTION, 0).text == f"<user>12<assistant>{end}"
     with pytest.raises(UsageError, match=r"data.chat_template_kwargs: .* set data.chat=true"):
         TaskData(Echo(), chat_template_kwargs={"think": False})
 
@@ -186,9 +180,6 @@ def test_a_template_that_ends_with_the_answer_prefix_is_refused() -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_special_tokens_are_added_where_no_chat_template_has_written_them(chat: bool) -> None:
-    policy = policy_of()
-    policy.tokenizer.chat_template = TAGS
+    policy = chatting(TAGS)
     policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<bos> $A", None, [("<bos>", 2)])
-    found = TaskData(Echo(), chat=chat)
-    found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward()]))
-    assert (found.encode("ab")[0] == 2) is (not chat)
+    assert (loaded(policy, chat=chat).encode("ab")[0] == 2) is (not chat)

@@ -53,9 +53,8 @@ def go(folder: Path, steps: int, resume: Any = None, callbacks: Any = (), **loop
     def schedule(optimizer: torch.optim.Optimizer) -> WarmupCosine:
         return WarmupCosine(optimizer, warmup=1 / 3, final=0.1)
 
-    trainer = {"max_epochs": steps, "enable_checkpointing": True}
     options: dict[str, Any] = {"optimizer": adam, "lr_scheduler": schedule, "loop": {"mu": 2} | loop}
-    fit(folder, [StepCheckpoint(), *callbacks], trainer=trainer, ckpt_path=resume, **options)
+    fit(folder, [StepCheckpoint(), *callbacks], trainer={"max_epochs": steps}, ckpt_path=resume, **options)
     return [rate for rates in of_updates(folder, "optim/lr") for rate in rates]
 
 

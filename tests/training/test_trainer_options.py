@@ -42,17 +42,15 @@ from grpo_lightning.training.checks import check_strategy
 def test_a_trainer_that_cannot_train_is_refused_before_anything_is_written(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    module, trainer = made(tmp_path, loop={"mu": 2}, trainer={"limit_val_batches": 1} | options)
     with pytest.raises(UsageError, match=message):
-        trainer.fit(module, datamodule=TaskData(Echo()))
+        fit(tmp_path, loop={"mu": 2}, trainer={"limit_val_batches": 1} | options)
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_fraction_of_the_validation_that_is_no_batch_is_refused(tmp_path: Path) -> None:
     data = TaskData(Echo(), val_batch_size=9)  # 24 questions in three batches
-    module, trainer = made(tmp_path, trainer={"limit_val_batches": 0.3})
     with pytest.raises(UsageError, match=r"limit_val_batches=0.3: it leaves none of 3 batches.*val_batch_size=9"):
-        trainer.fit(module, datamodule=data)
+        fit(tmp_path, trainer={"limit_val_batches": 0.3}, data=data)
     fit(tmp_path, trainer={"limit_val_batches": 0.4, "max_epochs": 1}, data=data)
     module, trainer = made(tmp_path / "test", trainer={"limit_test_batches": 0.3})
     with pytest.raises(UsageError, match=r"limit_test_batches=0.3: it leaves none of 3 batches"):
@@ -91,10 +89,8 @@ def test_a_strategy_is_refused_by_its_class_and_by_how_it_starts_processes() -> 
 
 def test_processes_that_fail_to_start_are_explained(tmp_path: Path) -> None:
     """Nothing of the module is called before Lightning sends it to other processes, which not every module survives."""
-    unsendable = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
-    module, trainer = made(tmp_path, trainer={"strategy": "ddp_spawn", "devices": 2}, **unsendable)
     with pytest.raises(UsageError, match=r"trainer.strategy=spawn: .*Use trainer.strategy=ddp"):
-        trainer.fit(module, datamodule=TaskData(Echo()))
+        fit(tmp_path, trainer={"strategy": "ddp_spawn", "devices": 2}, optimizer=lambda parameters: None)
     assert [*tmp_path.iterdir()] == []
 
 
