@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -329,6 +330,14 @@ def points(folder: Path | str, without: tuple[str, ...] = CLOCK) -> dict[str, li
 def events_of(folder: Path | str) -> EventAccumulator:
     """All that TensorBoard finds in a folder, or in one file."""
     return EventAccumulator(str(folder), size_guidance={"tensors": 0, "histograms": 0, "scalars": 0}).Reload()
+
+
+def charts_of(folder: Path) -> list[layout_pb2.Chart]:
+    """The charts on TensorBoard's page Custom Scalars."""
+    (event,) = events_of(folder).Tensors("custom_scalars__config__")
+    (category,) = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category
+    assert category.title == "First look"
+    return [*category.chart]
 
 
 def checkpoint_of(folder: Path | str) -> dict[str, Any]:

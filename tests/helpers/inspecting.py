@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from grpo_lightning import Inspector
+from grpo_lightning import Inspector, Policy
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.looking.inspector.inspector_page import write
 from grpo_lightning.plugins.looking.inspector.record import (
     FOLDER,
     CompletionRecord,
@@ -22,13 +24,37 @@ from grpo_lightning.plugins.looking.inspector.record import (
 
 def terms_of(tokens: TokenRecord, beta: float = 0.0, entropy_bonus: float = 0.0) -> np.ndarray:
     """[T] float64 terms of the objective, 0 if given: over the tokens of an update they sum to `policy/objective`."""
-    assert tokens.weight is not None and tokens.surrogate is not None
     value = tokens.surrogate.astype(np.float64)
     for factor, part in ((-beta, tokens.kl), (entropy_bonus, tokens.entropy_update)):
         if factor:
-            assert part is not None
             value += factor * part
     return np.where(tokens.weight != 0, np.nan_to_num(tokens.weight * value), 0.0)
+
+
+def sums_of_terms(record: StepRecord) -> dict[int, float]:
+    """The sum of the terms of each update."""
+    beta, bonus = record.objective["beta"], record.objective["entropy_bonus"]
+    sums: dict[int, float] = {}
+    for group in groups_of(record):
+        for tokens in [one.tokens for one in group.completions if one.tokens.surrogate is not None]:
+            if group.update is not None:
+                sums[group.update] = sums.get(group.update, 0.0) + float(terms_of(tokens, beta, bonus).sum())
+    return sums
+
+
+def check_sampler_logp(record: StepRecord) -> None:
+    """Asserts that the sampled answers of validation are from the weights by which the record measures them."""
+    for tokens in [one.tokens for one in completions_of(record, "validation") if not one.greedy]:
+        np.testing.assert_allclose(tokens.sampler_logp, tokens.after_logp, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def logits_of(policy: Policy, group: GroupRecord, completion: CompletionRecord) -> torch.Tensor:
+    """[T, V] logits of a forward over this completion alone."""
+    prompt = policy.tokenizer.encode(group.prompt)
+    assert len(prompt) == group.num_prompt_tokens
+    row = torch.tensor([[*prompt, *completion.tokens.ids.tolist()]])
+    return policy.logits(policy.hidden(row, use_cache=False))[0, len(prompt) - 1 : -1]
 
 
 def inspector(**options: Any) -> Inspector:
@@ -98,6 +124,12 @@ def plain_tokens(pieces: Sequence[str], seed: int = 0) -> TokenRecord:
 def step_of(groups: list[GroupRecord], objective: Objective | None = None, step: int = 10) -> StepRecord:
     """A step of these groups."""
     return StepRecord(step, describe(objective or Objective()), 1.0, ["math_verifier"], "math_verifier", groups)
+
+
+def write_page(folder: Path, *groups: GroupRecord, objective: Objective | None = None, step: int = 10) -> Path:
+    """The page of a run with one step of these groups."""
+    write(write_records(folder, [step_of([*groups], objective, step)]), folder / "page.html")
+    return folder / "page.html"
 
 
 def write_records(

@@ -107,6 +107,13 @@ def programs(runs: dict[str, list[str]], folder: Path, **options: Any) -> Iterat
             program.kill()
 
 
+def succeed(runs: dict[str, list[str]], folder: Path, **options: Any) -> None:
+    """Waits for runs that all start at the same time; none fails."""
+    with programs(runs, folder, **options) as started:
+        for name, program in started.items():
+            assert program.wait() == 0, f"{name}: {program.errors[-3000:]}"
+
+
 class _Rank(subprocess.Popen[Any]):
     """A rank that Lightning starts: a child of this process that has waited for its arguments since before the run."""
 

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 from helpers.command import LEARNS, Grpo, arguments, furnish
 from helpers.fast import policy_of
-from helpers.fitting import scalars, weights_of
-from helpers.programs import programs
+from helpers.fitting import same, scalars, weights_of
+from helpers.programs import succeed
 from helpers.tiny import rollouts_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -49,9 +48,7 @@ def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS, an
     commands = {
         name: arguments("fit", f"--trainer.default_root_dir={name}", *of, *options) for name, options in runs.items()
     }
-    with programs(commands, folder, anew=anew) as started:
-        for name, program in started.items():
-            assert program.wait() == 0, f"{name}: {program.errors[-3000:]}"
+    succeed(commands, folder, anew=anew)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +91,7 @@ def test_each_rank_holds_half(runs: Path) -> None:
 
 
 def test_a_run_that_was_cut_goes_on_exactly(runs: Path) -> None:
-    whole, resumed = weights_of(runs / "two"), weights_of(runs / "resumed")
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    assert same(runs / "two", runs / "resumed")
     late, found = scalars(runs / "two"), scalars(runs / "resumed")
     for name in ("optim/grad_norm", "optim/lr", "policy/objective", "policy/kl_ref"):
         assert found[name] == {1: late[name][1]}
@@ -123,15 +118,14 @@ def test_lightnings_own_checkpoint_is_refused_elsewhere(
     monkeypatch.chdir(runs)
     checkpoint = runs / "lightnings" / "checkpoints" / "last.ckpt"
     assert checkpoint.is_dir()
-    code, _, errors = command("validate", f"--ckpt_path={checkpoint}")
-    assert code == 2
+    errors = command.mistake("validate", f"--ckpt_path={checkpoint}")
     assert "ModelParallelStrategy" in errors and "fsdp2" in errors
 
 
 def test_tensor_parallelism_is_refused() -> None:
     mesh = {"tensor_parallel": SimpleNamespace(size=lambda: 2)}
     with pytest.raises(UsageError, match=r"tensor_parallel_size=2.*fsdp2"):
-        data_mesh(cast(DeviceMesh, mesh))
+        data_mesh(mesh)
 
 
 def is_sharded(policy: Policy) -> bool:
@@ -164,5 +158,4 @@ def test_an_engine_that_fails_leaves_the_policy_sharded(mesh: DeviceMesh) -> Non
     with pytest.raises(RuntimeError, match="engine"), policy.gathered():
         raise RuntimeError("engine")
     assert is_sharded(policy)
-    hooks: Any = policy._forward_pre_hooks
-    assert any("fsdp" in hook.__module__ for hook in hooks.values())
+    assert any("fsdp" in hook.__module__ for hook in policy._forward_pre_hooks.values())

@@ -7,21 +7,12 @@ from typing import Any
 import pytest
 from helpers.command import Grpo
 from helpers.fast import fit
-from helpers.fitting import events_of, scalars
-from tensorboard.plugins.custom_scalar import layout_pb2
+from helpers.fitting import charts_of, events_of, scalars
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.console.display.first_look import Board, FirstLook, copies
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars
-
-
-def chart_tags(folder: Path) -> list[list[str]]:
-    """The metrics of each chart on the page Custom Scalars, as regular expressions."""
-    (event,) = events_of(folder).Tensors("custom_scalars__config__")
-    (category,) = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category
-    assert category.title == "First look"
-    return [[*chart.multiline.tag] for chart in category.chart]
 
 
 def test_reward_and_validation_come_first_and_charts_hold_logged_metrics(tmp_path: Path) -> None:
@@ -37,14 +28,15 @@ def test_reward_and_validation_come_first_and_charts_hold_logged_metrics(tmp_pat
     assert {*names} - {*read_scalars(tmp_path)} == {*names[:5]}
     # A constant is no curve.
     assert {"optim/updates", "optim/bad_updates", "rollout/wasted"} & {*names} == set()
-    charts = chart_tags(tmp_path)
+    charts = [[*chart.multiline.tag] for chart in charts_of(tmp_path)]
     assert len(charts) == 12 and all(len(tags) <= 2 for tags in charts)
     for tag in [tag for tags in charts for tag in tags]:
         # TensorBoard looks from the beginning of a name.
         assert sum(bool(re.match(tag, name)) for name in names) == 1 or "length_" in tag, tag
     assert "kl_ref" in str(charts)
     fit(tmp_path / "bare", [FirstLook()], trainer={"max_epochs": 1})
-    assert "kl_ref" not in str(chart_tags(tmp_path / "bare")) and "val/" not in str(chart_tags(tmp_path / "bare"))
+    bare = str(charts_of(tmp_path / "bare"))
+    assert "kl_ref" not in bare and "val/" not in bare
 
 
 def test_only_whole_names_are_copied() -> None:

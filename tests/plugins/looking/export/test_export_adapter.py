@@ -8,7 +8,7 @@ import torch
 import yaml
 from helpers.command import arguments, furnish
 from helpers.fast import policy_of
-from helpers.programs import programs
+from helpers.programs import succeed
 from helpers.tiny import read_policy, rollouts_of
 from peft import PeftModel
 from test_export import LAST, LEARNS, export, weights_in
@@ -29,8 +29,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     furnish(folder)
     adapter = f"{{class_path: LoRA, init_args: {{rank: 4, dora: {str(dora).lower()}}}}}"
     options = ["--trainer.max_epochs=2", *LEARNS, f"--model.policy.adapter={adapter}"]
-    with programs({"run": arguments("fit", *options)}, folder) as started:
-        assert started["run"].wait() == 0, started["run"].errors[-3000:]
+    succeed({"run": arguments("fit", *options)}, folder)
     return folder, dora
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from helpers.fast import fit
-from helpers.fitting import Digits, Echo, events_of, scalars
+from helpers.fitting import Digits, Echo, charts_of, scalars
 from helpers.inspecting import completion_of, completions_of, group_of, inspector, plain_tokens, step_of, write_records
-from tensorboard.plugins.custom_scalar import layout_pb2
 
 from grpo_lightning import MathVerifier, RewardResult
 from grpo_lightning.plugins.console.display.first_look import FirstLook
@@ -52,13 +51,6 @@ class NotedReplayed(Replayed):
         super().learn(row, rewards)
 
 
-def titles(folder: Path) -> list[str]:
-    """The titles of the page Custom Scalars."""
-    (event,) = events_of(folder).Tensors("custom_scalars__config__")
-    (category,) = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category
-    return [chart.title for chart in category.chart]
-
-
 @pytest.mark.parametrize("name", SHAPED)
 def test_a_shaped_reward_is_shown_as_the_grader_says(tmp_path: Path, name: str) -> None:
     order = NotedReplayed(most_solved=3, fraction=1.0)
@@ -84,7 +76,7 @@ def test_without_a_grader_the_bound_is_said(tmp_path: Path, caplog: pytest.LogCa
     rewards = [Digits(name="brief", change=SHAPED["brief"])]
     fit(tmp_path, [inspector(), FirstLook()], rewards=rewards)
     assert caplog.text.count("what is right in training is decided by brief: reward > 0.5") == 1
-    assert "length, right and wrong by brief: reward > 0.5" in titles(tmp_path)
+    assert "length, right and wrong by brief: reward > 0.5" in [chart.title for chart in charts_of(tmp_path)]
     pages = RunData.read(tmp_path).steps
     assert all('"grader": "brief: reward > 0.5"' in line for _, *groups in pages.values() for line in groups)
     # The record itself has the name by which `scores` has the value.
@@ -96,7 +88,7 @@ def test_a_reward_of_0_and_1_needs_no_bound(tmp_path: Path, caplog: pytest.LogCa
     assert "reward > 0.5" not in caplog.text
     assert '"grader": "has_digit"' in RunData.read(tmp_path / "own").steps[3][1]
     fit(tmp_path / "known", [FirstLook()], rewards=[MathVerifier()], trainer={"max_epochs": 1})
-    assert "length, right and wrong by math_verifier" in titles(tmp_path / "known")
+    assert "length, right and wrong by math_verifier" in [chart.title for chart in charts_of(tmp_path / "known")]
 
 
 @pytest.mark.parametrize(

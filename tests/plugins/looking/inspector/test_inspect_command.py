@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command import table
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
 from grpo_lightning.command.overview import answer
@@ -30,6 +31,13 @@ def blocks(page: Path) -> dict[str, object]:
     return found
 
 
+def steps_in(run: Path) -> list[str]:
+    """The elements of the steps in a run's page."""
+    page, *steps = blocks(run / "inspect.html")
+    assert page == "page"
+    return steps
+
+
 def test_the_page_is_in_the_runs_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     assert capsys.readouterr().out == f"{run / 'inspect.html'}: 0.1 MB; open it in a browser\n"
@@ -45,14 +53,14 @@ def test_a_small_limit_thins_the_steps_evenly(tmp_path: Path, capsys: pytest.Cap
     size = path_of(run, 5).stat().st_size
     assert main([str(run), "--max_mb", str(3.3 * size / 1e6)]) == 0
     assert "3 of the 11 recorded steps of run are here, evenly spread" in capsys.readouterr().out
-    assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-1", "step-0-6", "step-0-11"]
+    assert steps_in(run) == ["step-0-1", "step-0-6", "step-0-11"]
     # What is left out is not read.
     for step in (2, 5, 9):
         path_of(run, step).write_text("x" * size)
     assert main([str(run), "--max_mb", str(3.3 * size / 1e6)]) == 0
     assert "cannot be read" not in capsys.readouterr().out
     assert main([str(run), "--max_mb", "0"]) == 0
-    assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-11"]
+    assert steps_in(run) == ["step-0-11"]
 
 
 def test_a_record_of_version_0_2_has_the_new_names(tmp_path: Path) -> None:
@@ -65,7 +73,6 @@ def test_a_record_of_version_0_2_has_the_new_names(tmp_path: Path) -> None:
     (record,) = read(tmp_path)
     (completion,) = record.groups[0].completions
     assert record.format == FORMAT and completion.grader == "math_verifier"
-    assert completion.tokens.context is not None
     assert completion.tokens.context.tolist() == [False] * 12 + [True] * 8 + [False] * 8
     assert main([str(tmp_path)]) == 0
     head, group = blocks(tmp_path / "inspect.html")["step-0-2"]  # type: ignore[misc]
@@ -91,29 +98,29 @@ def test_thinning_many_records_looks_at_few_counts() -> None:
     assert fitting(files, sizes, 30_000) == files
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere: there is no such folder"),
-        (["empty"], "empty: no records in empty/inspect; give the folder of a run with `inspect` on"),
-        (["run", "--compare", "empty"], "empty: no records"),
-        (["run", "-o", "/proc/none/page.html"], "/proc/none/page.html: it cannot be written"),
-        (["run", "--max_mb", "-1"], "max_mb=-1.0: give 0 or more"),
-    ],
-)
+MISTAKES = table("""
+nowhere => nowhere: there is no such folder
+empty => empty: no records in empty/inspect; give the folder of a run with `inspect` on
+run --compare empty => empty: no records
+run -o /proc/none/page.html => /proc/none/page.html: it cannot be written
+run --max_mb -1 => max_mb=-1.0: give 0 or more
+""")
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_get_one_message(
-    run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    message: str,
+    words: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert answer(["inspect", *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("grpo: error: ") and message in error and error.count("\n") == 1
+    assert error.startswith("grpo: error: ") and words[0] in error and error.count("\n") == 1
 
 
 BROKEN = {
@@ -139,7 +146,7 @@ def test_a_value_of_another_kind_leaves_the_file_out(run: Path, capsys: pytest.C
     assert main([str(run)]) == 0
     out = capsys.readouterr().out
     assert "inspect/step-000002.jsonl cannot be read and is left out: " in out and message in out
-    assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-1", "step-0-3"]
+    assert steps_in(run) == ["step-0-1", "step-0-3"]
     with pytest.raises(UsageError, match="step-000002") as raised:
         read(run)
     assert message in str(raised.value)
@@ -153,7 +160,7 @@ def test_a_folder_and_a_strange_name_among_the_records_are_left_out(
     assert main([str(run)]) == 0
     out = capsys.readouterr().out
     assert "step-000009.jsonl cannot be read and is left out: it cannot be opened" in out
-    assert "step-abc" not in out and [*blocks(run / "inspect.html")][1:] == ["step-0-1", "step-0-2"]
+    assert "step-abc" not in out and steps_in(run) == ["step-0-1", "step-0-2"]
 
 
 def test_fields_of_a_later_version_are_dropped(run: Path) -> None:
@@ -181,7 +188,7 @@ def test_no_file_of_a_run_is_overwritten(run: Path, capsys: pytest.CaptureFixtur
     assert "that is a folder" in capsys.readouterr().err
 
 
-def test_every_value_in_the_page_is_escaped(run: Path) -> None:
+def test_every_value_in_the_page_is_escaped() -> None:
     page = build([RunData('a"><b>', {'1"><b>': ["{}"]}, {}, {}, [])])
     assert "<b>" not in page and page.count("&#34;&gt;&lt;b&gt;") >= 2
 

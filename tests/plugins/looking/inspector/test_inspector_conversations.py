@@ -9,7 +9,7 @@ import pytest
 from helpers.fast import fit
 from helpers.fitting import of_updates
 from helpers.guessing import Guess
-from helpers.inspecting import completions_of, groups_of, inspector, terms_of
+from helpers.inspecting import completions_of, groups_of, inspector, sums_of_terms
 
 from grpo_lightning import EnvironmentReward, Limits, ProcessSupervision, PromptDataModule, Sampling
 from grpo_lightning.plugins.looking.inspector import read
@@ -67,15 +67,16 @@ def test_a_branch_begins_with_history_and_the_last_has_the_closing_words() -> No
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of a game in which the policy's turns often end as the template would not end them."""
     folder = tmp_path_factory.mktemp("run")
-    settings: dict[str, Any] = {
-        "data": PromptDataModule(Guess(), val_batch_size=5, limits=Limits(max_turns=3)),
-        "rewards": [EnvironmentReward()],
-        "advantage": ProcessSupervision(),
-        "sampling": Sampling(max_new_tokens=6, stop=LETTERS),
-        "loop": {"mu": 2, "num_minibatches": 2, "max_tokens": 120},
-        "trainer": {"max_epochs": 2, "limit_val_batches": 1},
-    }
-    fit(folder, [inspector(num_samples=2)], **settings)
+    fit(
+        folder,
+        [inspector(num_samples=2)],
+        {"mu": 2, "num_minibatches": 2, "max_tokens": 120},
+        {"max_epochs": 2, "limit_val_batches": 1},
+        data=PromptDataModule(Guess(), val_batch_size=5, limits=Limits(max_turns=3)),
+        rewards=[EnvironmentReward()],
+        advantage=ProcessSupervision(),
+        sampling=Sampling(max_new_tokens=6, stop=LETTERS),
+    )
     return folder
 
 
@@ -84,12 +85,9 @@ def test_terms_of_all_pieces_sum_to_the_logged_objective(run: Path) -> None:
     updates = 0
     for record in read(run)[1:]:
         logged = of_updates(run, "policy/objective")[record.step - 1]
-        groups = groups_of(record)
-        for update in {group.update for group in groups} - {None}:
-            own = [one for group in groups if group.update == update for one in group.completions]
-            total = sum(float(terms_of(one.tokens).sum()) for one in own if one.tokens.surrogate is not None)
-            assert total == pytest.approx(logged[update], rel=1e-5, abs=1e-6)
-            updates += 1
+        sums = sums_of_terms(record)
+        assert sums == pytest.approx({update: logged[update] for update in sums}, rel=1e-5, abs=1e-6)
+        updates += len(sums)
     assert updates == 4
 
 
@@ -101,7 +99,7 @@ def test_every_piece_has_its_turns_and_its_own_numbers(run: Path) -> None:
             number = 0
             for one in completions_of(record, kind):
                 talk, tokens = one.conversation, one.tokens
-                assert talk is not None and talk.turns[-1].end == len(tokens) - 1
+                assert talk.turns[-1].end == len(tokens) - 1
                 number = 0 if talk.piece == 0 else number + 1
                 assert talk.piece == number < talk.num_pieces
                 branches += talk.piece > 0
@@ -111,12 +109,11 @@ def test_every_piece_has_its_turns_and_its_own_numbers(run: Path) -> None:
                     assert sampled.all() if turn.role == "assistant" else not sampled.any()
                     assert (turn.reward is not None) == (turn.role == "assistant")
                 assert talk.turns[0].role == ("history" if talk.piece else "assistant")
-                assert tokens.after_logp is not None and (np.isfinite(tokens.after_logp) == tokens.sampled).all()
-                ends = [turn.end for turn in talk.turns if turn.role == "assistant"]
-                segments = one.segments["environment_reward"]
-                assert [end for end, _ in segments] == ends
-                rewards = [turn.reward for turn in talk.turns if turn.role == "assistant"]
-                assert [value for _, value in segments] == pytest.approx(rewards)
+                assert (np.isfinite(tokens.after_logp) == tokens.sampled).all()
+                policy_turns = [turn for turn in talk.turns if turn.role == "assistant"]
+                ends, rewards = zip(*one.segments["environment_reward"], strict=True)
+                assert [*ends] == [turn.end for turn in policy_turns]
+                assert rewards == pytest.approx([turn.reward for turn in policy_turns])
     assert branches > 0
 
 

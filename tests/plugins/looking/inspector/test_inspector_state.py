@@ -10,7 +10,17 @@ import pytest
 import torch
 from helpers.fast import fit
 from helpers.fitting import AfterOne, scalars
-from helpers.inspecting import completions_of, group_of, groups_of, inspector, plain_tokens, step_of, write_records
+from helpers.inspecting import (
+    check_sampler_logp,
+    completions_of,
+    group_of,
+    groups_of,
+    inspector,
+    logits_of,
+    plain_tokens,
+    step_of,
+    write_records,
+)
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from grpo_lightning import NativeEngine, Objective, RandomKey, Request, Validation
@@ -28,18 +38,15 @@ FRESH = {**VALIDATES, "max_epochs": 1}
 
 
 def test_answers_of_older_weights_are_not_taken(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"loop": {"mu": 4}, "samples": 3}
     for name, interval in (("whole", 4), ("third", 3)):
         trainer = {**FRESH, "max_epochs": 2, "val_check_interval": interval, "check_val_every_n_epoch": 1}
-        fit(tmp_path / name, [inspector()], trainer=trainer, **options)
+        fit(tmp_path / name, [inspector()], loop={"mu": 4}, trainer=trainer, samples=3)
     whole, third = (read(tmp_path / name) for name in ("whole", "third"))
     texts = [[one.text for one in completions_of(record, "validation")] for record in whole]
     assert texts[1] != texts[2]
     assert [[one.text for one in completions_of(record, "validation")] for record in third] == texts
     for record in [*whole, *third]:
-        for one in completions_of(record, "validation"):
-            if not one.greedy:
-                assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
+        check_sampler_logp(record)
 
 
 @pytest.mark.filterwarnings("ignore:.*WeightAveraging")
@@ -47,9 +54,7 @@ def test_answers_of_an_average_are_not_taken(tmp_path: Path) -> None:
     """Validation draws them with other weights of the same version."""
     average = EMAWeightAveraging(decay=0.9)
     fit(tmp_path, [inspector(), average], {"mu": 2}, FRESH | {"check_val_every_n_epoch": 1}, samples=3)
-    for one in completions_of(read(tmp_path)[-1], "validation"):
-        if not one.greedy:
-            assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
+    check_sampler_logp(read(tmp_path)[-1])
 
 
 class Counting(NativeEngine):
@@ -88,25 +93,22 @@ def test_the_first_validation_answers_the_followed_prompts(tmp_path: Path, valid
     ],
 )
 def test_followed_tokens_are_measured_at_their_sampling_temperature(
-    tmp_path: Path, sampling: Sampling, validation: ValidationSampling | None, temperature: float, is_known: bool
+    tmp_path: Path, sampling: Sampling, validation: ValidationSampling, temperature: float, is_known: bool
 ) -> None:
-    options: dict[str, Any] = {
-        "sampling": sampling,
-        "validation": Validation(sampling=validation or ValidationSampling()),
-        "objective": Objective(beta=0.1),
-    }
-    module = fit(tmp_path, [inspector(num_samples=2)], trainer={**FRESH, "check_val_every_n_epoch": 1}, **options)
+    module = fit(
+        tmp_path,
+        [inspector(num_samples=2)],
+        trainer=FRESH | {"check_val_every_n_epoch": 1},
+        sampling=sampling,
+        validation=Validation(sampling=validation),
+        objective=Objective(beta=0.1),
+    )
     record = read(tmp_path)[-1]
     assert record.val_temperature == temperature and record.temperature == sampling.temperature
     for group in groups_of(record, "validation"):
-        prompt = module.policy.tokenizer.encode(group.prompt)
         for one in group.completions:
-            ids = one.tokens.ids.tolist()
-            with torch.no_grad():
-                hidden = module.policy.eval().hidden(torch.tensor([[*prompt, *ids]]), use_cache=False)
-                logits = module.policy.logits(hidden)
-            logp = (logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-            expected = logp.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
+            logp = (logits_of(module.policy.eval(), group, one) / temperature).log_softmax(-1)
+            expected = logp.gather(-1, torch.tensor(one.tokens.ids.tolist())[:, None]).squeeze(-1)
             np.testing.assert_allclose(one.tokens.after_logp, expected, rtol=0, atol=2e-6)
             assert (one.tokens.sampler_logp is not None) == (is_known and not one.greedy)
             if one.tokens.sampler_logp is not None:
@@ -146,21 +148,18 @@ def test_metrics_count_only_updates_that_were_made(name: str, tmp_path: Path) ->
     logged = {key: values[record.step - 1] for key, values in scalars(tmp_path).items() if key.startswith("update/")}
     # Both were looked at; the second changed nothing.
     assert {group.update for group in record.groups} == {0, 1}
-    agreeing = total = 0.0
-    changes: dict[bool | None, list[float]] = {True: [], False: [], None: []}
-    for tokens, right in [(one.tokens, one.right) for g in record.groups if g.update == 0 for one in g.completions]:
-        if tokens.update_logp is not None:
-            assert tokens.weight is not None and tokens.advantage is not None
-            assert tokens.after_logp is not None and tokens.old_logp is not None
-            change, push = tokens.after_logp - tokens.old_logp, tokens.weight * tokens.advantage
-            total += float(np.abs(push).sum())
-            agreeing += float(np.abs(push)[change * push > 0].sum())
-            changes[right] += change.tolist()
-    assert logged["update/agreement"] == pytest.approx(agreeing / total, rel=1e-4)
-    for right, key in ((True, "update/delta_logp_right"), (False, "update/delta_logp_wrong")):
-        assert (key in logged) == bool(changes[right])
-        if changes[right]:
-            assert logged[key] == pytest.approx(sum(changes[right]) / len(changes[right]), rel=1e-3, abs=1e-6)
+    made = [one for group in record.groups if group.update == 0 for one in group.completions]
+    learned = [(one.tokens, one.right) for one in made if one.tokens.update_logp is not None]
+    change = np.concatenate([tokens.after_logp - tokens.old_logp for tokens, _ in learned])
+    push = np.concatenate([tokens.weight * tokens.advantage for tokens, _ in learned])
+    is_right = np.concatenate([np.full(len(tokens), right) for tokens, right in learned])
+    agreeing = np.abs(push)[change * push > 0]
+    assert logged["update/agreement"] == pytest.approx(agreeing.sum() / np.abs(push).sum(), rel=1e-4)
+    for name, changes in (("right", change[is_right]), ("wrong", change[~is_right])):
+        key = f"update/delta_logp_{name}"
+        assert (key in logged) == bool(changes.size)
+        if changes.size:
+            assert logged[key] == pytest.approx(changes.mean(), rel=1e-3, abs=1e-6)
 
 
 # Which files.

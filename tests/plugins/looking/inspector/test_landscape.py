@@ -28,7 +28,6 @@ def completion(surrogate: Surrogate, length: int = 9) -> tuple[Rollouts, Tensor]
     whole = rollouts_of([length, 3], prompt_lengths=[3], seed=1)
     whole.add_columns(surrogate.prepare(whole))
     one = whole.select(torch.tensor([0]))
-    assert one.old_logp is not None
     return one, (one.old_logp + 0.2 * torch.randn(length)).clamp(max=-1e-3)
 
 
@@ -40,7 +39,6 @@ def test_the_curve_is_the_objective_with_this_token_elsewhere(make: Callable[[],
     found = curves(objective, one, logp, torch.ones_like(logp), logp)
     assert getattr(surrogate, "asked", 0) == 0  # a copy was
     near, curve, kl = found["near"], found["curve"], found["curve_kl"]
-    assert near is not None and curve is not None and kl is not None and one.old_logp is not None
     grid = torch.cat([points(torch.tensor([[0.0, 1.0]]).expand(9, 2)), points(near)], dim=1).log()
     base = objective.surrogate(logp, one.old_logp, one).value
     for token in range(9):
@@ -60,7 +58,6 @@ def test_bounds_by_hand() -> None:
     one.advantage = torch.tensor([1.0, -1.0, 0.0] * 3)
     one.old_logp = logp = torch.full((9,), 0.5).log()
     found = curves(Objective(Clipped(0.2, 0.2)), one, logp, logp, logp)["bounds"]
-    assert found is not None
     # Half the distance of two points: the marks are at 0.5, so points are dense from 0.35 to 0.65.
     assert found[0, 1] == pytest.approx(0.6, abs=0.01) and found[1, 0] == pytest.approx(0.4, abs=0.01)
     assert found[0, 0].isnan() and found[1, 1].isnan() and found[2].isnan().all()
@@ -71,7 +68,7 @@ def test_in_a_long_completion_the_hardest_pushed_tokens_have_curves(monkeypatch:
     one, logp = completion(Own())
     push = torch.tensor([0.0, 5, 0, -7, 1, 0, 0, 0, 0])
     curve = curves(Objective(Own()), one, logp, push, logp)["curve"]
-    assert curve is not None and curve.isfinite().all(1).nonzero().flatten().tolist() == [1, 3]
+    assert curve.isfinite().all(1).nonzero().flatten().tolist() == [1, 3]
     # Of a surrogate over single tokens all have, however long.
     assert curves(Objective(), one, logp, push, logp)["curve"].isfinite().all()  # type: ignore[union-attr]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.chromium import Browser, needs_chromium
-from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
+from helpers.inspecting import completion_of, group_of, plain_tokens, write_page
 
-from grpo_lightning.plugins.looking.inspector.inspector_page import write
 from grpo_lightning.plugins.looking.inspector.record import CompletionRecord, ConversationRecord, TurnRecord
 
 pytestmark = [needs_chromium, pytest.mark.whole]
@@ -21,9 +20,7 @@ def talk(
     tokens = plain_tokens([piece for _, pieces, _ in turns for piece in pieces], seed)
     context = np.array([role != OWN for role, pieces, _ in turns for _ in pieces])
     tokens.context = context
-    for name in ("old_logp", "after_logp"):
-        values = getattr(tokens, name)
-        values[context] = np.nan
+    tokens.old_logp[context] = tokens.after_logp[context] = np.nan
     ends = np.cumsum([len(pieces) for _, pieces, _ in turns]) - 1
     records = [TurnRecord(role, int(end), reward) for (role, _, reward), end in zip(turns, ends, strict=True)]
     record = ConversationRecord(piece, num_pieces, records, **more)  # type: ignore[arg-type]
@@ -52,36 +49,20 @@ def tools() -> list[CompletionRecord]:
     ]
 
 
-def page_of(folder: Path, completions: list[CompletionRecord], **more: object) -> Path:
-    write(write_records(folder, [step_of([group_of([], completions=completions, **more)])]), folder / "page.html")
-    return folder / "page.html"
-
-
 def test_turns_stand_under_who_wrote_them(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(page_of(tmp_path, tools()))
+    chromium.open(write_page(tmp_path, group_of([], completions=tools())))
     first = ".completion:first-child "
     assert chromium.texts(first + ".who") == ["turn 10", CALCULATE, "turn 2+1", "user, not read"]
-    assert chromium.texts(first + ".turn.own .token") == [
-        "I ",
-        "ask: ",
-        "<tool>",
-        "2+3",
-        "</tool>",
-        "It ",
-        "is ",
-        "5",
-        "<eos>",
-    ]
+    assert "|".join(chromium.texts(first + ".turn.own .token")) == "I |ask: |<tool>|2+3|</tool>|It |is |5|<eos>"
     assert chromium.texts(first + ".turn.other .token") == ["\n", "5", "\n"]
     assert chromium.texts(first + ".unread .message") == ["Well done!"]
     footer = chromium.texts(first + "footer")[0]
     assert "2 calls, 1 failed" in footer and "outcome 1" in footer and "9 tokens" in footer
     assert chromium.texts(".completion:last-child .who") == ["turn 1"], "a reward of 0 everywhere is none"
-    assert chromium.complaints() == []
 
 
 def test_branches_belong_to_their_conversation(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(page_of(tmp_path, tools()))
+    chromium.open(write_page(tmp_path, group_of([], completions=tools())))
     assert chromium.texts(".completion .index") == ["#1", "#2", "#2", "#3", "#4"]
     assert chromium.texts(".branch") == ["part 1 of 2", "part 2 of 2"]
     assert chromium.texts(".completion:nth-child(3) .who") == ["history, as it is now", "turn 2−0.25"]
@@ -111,10 +92,9 @@ def test_what_an_environment_wrote_is_text(chromium: Browser, tmp_path: Path, te
         closing=[(text, text)],
         error=text,
     )
-    chromium.open(page_of(tmp_path, [said]))
+    chromium.open(write_page(tmp_path, group_of([], completions=[said])))
     assert chromium.texts(".token.context") == [text, text] and chromium.texts(".message") == [text]
     assert chromium.texts(".who")[1] == f"tool {text}" and chromium.texts(".who")[3] == text
     assert chromium.texts(".who")[5] == f"{text}, not read"
     assert chromium.evaluate("window.broken") is None
     assert chromium.count("script:not([type])") == 1 and chromium.count("img, a, iframe") == 0
-    assert chromium.complaints() == []

@@ -35,6 +35,11 @@ def make(folder: Path, **settings: Any) -> Path:
     return folder
 
 
+def named(*folders: Path) -> list[tuple[str, list[str]]]:
+    """The name and the seeds of each arm of these runs."""
+    return [(arm.name, list(arm.runs)) for arm in arms_of(read_runs(folders))]
+
+
 def test_neither_a_folder_nor_a_half_written_file_has_curves(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     expected = read_runs([run])[0].scalars
@@ -55,7 +60,7 @@ def test_a_run_of_version_0_2_is_in_one_arm_with_a_new_one(tmp_path: Path):
     (arm,) = arms_of(read_runs([tmp_path / "judge", tmp_path / "grader"]))
     old, new = arm.runs.values()
     assert old.scalars == new.scalars and list(new.scalars) == list(curves.values())
-    assert grader_of(old.config or {}) == {"class": "MathVerifier", "timeout": 1}
+    assert grader_of(old.config) == {"class": "MathVerifier", "timeout": 1}
 
 
 def test_runs_that_differ_in_seed_and_folder_alone_are_one_arm(tmp_path: Path):
@@ -111,7 +116,7 @@ def test_pages_and_cards_show_no_secrets(tmp_path: Path):
     for name in ("config.yaml", "config.1.yaml"):
         (tmp_path / name).write_text(f"{UNTIL}3\n" + yaml.safe_dump(options))
     config = read_config(tmp_path / "config.yaml")
-    assert config is not None and "sk-1234" not in str((config, earlier(tmp_path)))
+    assert "sk-1234" not in str((config, earlier(tmp_path)))
     assert config["loggers"] == [{"init_args": {"api_key": "***", "uri": "postgres://***@host/db"}}]
     assert config["data"] == options["data"] | {"HF_TOKEN": "***"} and config["trainer"] == options["trainer"]
     later = options | {"loggers": [{"init_args": {"api_key": "sk-5678", "uri": "postgres://me:sk-5678@host/db"}}]}
@@ -123,31 +128,25 @@ def test_folders_of_arms_name_them(tmp_path: Path):
     for name, lr in (("slow", 1e-4), ("fast", 3e-4)):
         for seed in (10, 9):
             make(tmp_path / "experiment" / name / str(seed), seed=seed, lr=lr)
-    arms = arms_of(read_runs([tmp_path / "experiment"]))
-    assert [(arm.name, list(arm.runs)) for arm in arms] == [("fast", ["9", "10"]), ("slow", ["9", "10"])]
-    arms = arms_of(read_runs([tmp_path / "experiment" / name for name in ("slow", "fast")]))
-    assert [arm.name for arm in arms] == ["slow", "fast"]
-    arms = arms_of(read_runs(sorted(tmp_path.glob("experiment/*/*"))))
-    assert sorted(arm.name for arm in arms) == ["fast", "slow"]
+    fast, slow = ("fast", ["9", "10"]), ("slow", ["9", "10"])
+    assert named(tmp_path / "experiment") == [fast, slow]
+    assert named(tmp_path / "experiment" / "slow", tmp_path / "experiment" / "fast") == [slow, fast]
+    assert {name for name, _ in named(*sorted(tmp_path.glob("experiment/*/*")))} == {"fast", "slow"}
 
 
 def test_equal_runs_with_equal_seeds_are_told_apart_by_their_folders(tmp_path: Path):
     folders = [make(tmp_path / part / str(seed), seed=seed) for part in ("before", "after") for seed in (0, 1)]
-    arms = arms_of(read_runs(folders))
-    assert [(arm.name, list(arm.runs)) for arm in arms] == [("before", ["0", "1"]), ("after", ["0", "1"])]
-    arms = arms_of(read_runs([make(tmp_path / "runs" / name) for name in ("one", "two")]))
-    assert [arm.name for arm in arms] == ["one", "two"]
-    assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["one", "two"]
+    assert named(*folders) == [("before", ["0", "1"]), ("after", ["0", "1"])]
+    one_and_two = named(*(make(tmp_path / "runs" / name) for name in ("one", "two")))
+    assert [name for name, _ in one_and_two] == ["one", "two"] and named(tmp_path / "runs") == one_and_two
 
 
 def test_without_configuration_the_folders_count(tmp_path: Path):
     for name in ("a/one", "a/two", "b/one"):
         write(tmp_path / name, scalars([0.1]))
-    arms = arms_of(read_runs(sorted(tmp_path.glob("*/*"))))
-    assert [arm.name for arm in arms] == ["a/one", "a/two", "b/one"]
+    assert [name for name, _ in named(*sorted(tmp_path.glob("*/*")))] == ["a/one", "a/two", "b/one"]
     # Two runs in a folder of their own, alike as far as is known.
-    (arm,) = arms_of(read_runs([tmp_path / "a"]))
-    assert (arm.name, list(arm.runs)) == ("a", ["one", "two"])
+    assert named(tmp_path / "a") == [("a", ["one", "two"])]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,9 +15,13 @@ def points(svg: str, kind: str) -> list[list[tuple[float, float]]]:
     return [[tuple(map(float, point.split(","))) for point in one.split()] for one in found]
 
 
+def series(*values: tuple[float, float], **more: Any) -> Series:
+    return Series("a", 0, [[*values]], **more)
+
+
 def test_points_by_hand():
     # The plot goes from (56, 210) to (426, 12), so 370 x 198; y from -0.05 to 1.05 of the values' range.
-    svg = chart([Series("a", 0, [[(1, 0.0), (2, 1.0), (3, 0.5)]])], "a title", STEPS)
+    svg = chart([series((1, 0.0), (2, 1.0), (3, 0.5))], "a title", STEPS)
     (line,) = points(svg, "mean")
     assert [x for x, _ in line] == [56.0, 241.0, 426.0]
     assert [y for _, y in line] == pytest.approx([210 - 198 * 0.05 / 1.1, 12 + 198 * 0.05 / 1.1, 111], abs=0.05)
@@ -25,27 +30,27 @@ def test_points_by_hand():
 
 def test_the_y_axis_shows_every_seed_and_most_of_the_bands():
     def one(low: float, high: float) -> list[Series]:
-        return [Series("a", 0, [[(1, 1.0), (2, 2.0)]], band=[[(1, low, high), (2, low, high)]])]
+        return [series((1, 1.0), (2, 2.0), band=[[(1, low, high), (2, low, high)]])]
 
     assert y_range(one(0.9, 2.1)) == pytest.approx((0.9, 2.1))
     # Of a band that is much wider half a range is shown to each side: 1.1 / 2 from 0.95 and 2.05; not below 0.
     assert y_range(one(-9, 9)) == pytest.approx((0.4, 2.6))
-    assert y_range([Series("a", 0, [[(1, 0.2), (2, 2.0)]], band=[[(1, -9, 9), (2, -9, 9)]])])[0] == 0.0
-    assert y_range([Series("a", 0, [[(1, 5.0)]])]) == (2.5, 7.5)
-    assert y_range([Series("a", 0, [[(1, 0.0)]])]) == (-0.5, 0.5)
-    assert y_range([Series("a", 0, [[(1, 1.0), (2, 2.0)]])], lines=[3.0])[1] == pytest.approx(3.1)
+    assert y_range([series((1, 0.2), (2, 2.0), band=[[(1, -9, 9), (2, -9, 9)]])])[0] == 0.0
+    assert y_range([series((1, 5.0))]) == (2.5, 7.5)
+    assert y_range([series((1, 0.0))]) == (-0.5, 0.5)
+    assert y_range([series((1, 1.0), (2, 2.0))], lines=[3.0])[1] == pytest.approx(3.1)
 
 
 def test_an_outlier_does_not_flatten_the_curve_and_is_reported():
     values = [float(i % 5) for i in range(100)]
     values[7] = 1000.0
-    series = [Series("a", 0, [[(float(i), y) for i, y in enumerate(values)]])]
-    assert y_range(series) == pytest.approx((-0.2, 5.0))
-    assert outside(series) == [1000.0]
+    outlying = [series(*enumerate(values))]
+    assert y_range(outlying) == pytest.approx((-0.2, 5.0))
+    assert outside(outlying) == [1000.0]
     # One that is 9 times as far is shown.
     values[7] = 36.0
-    series = [Series("a", 0, [[(float(i), y) for i, y in enumerate(values)]])]
-    assert y_range(series)[1] > 36 and outside(series) == []
+    distant = [series(*enumerate(values))]
+    assert y_range(distant)[1] > 36 and outside(distant) == []
 
 
 @pytest.mark.parametrize(

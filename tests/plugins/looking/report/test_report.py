@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.chromium import Browser, needs_chromium
+from helpers.command import table
 from helpers.curves import scalars, write
 
 from grpo_lightning.command.overview import answer
@@ -103,25 +104,22 @@ def test_names_and_values_are_text(tmp_path: Path) -> None:
     assert f"{HOSTILE}1 {HOSTILE}0" in text_of(page)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--metrics", "val/nothing"],
-            "--metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/",
-        ),
-        (["--metrics", "val/avg@8:median"], "metric 'val/avg@8:median': give a scalar's name"),
-        (["-o", "out.txt"], "--out out.txt: give the name of a page, such as out.html"),
-        (["-o", "/proc/none/report.html"], "--out /proc/none/report.html: it cannot be written"),
-    ],
-)
-def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+MISTAKES = table("""
+--metrics val/nothing => --metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/
+--metrics val/avg@8:median => metric 'val/avg@8:median': give a scalar's name
+-o out.txt => --out out.txt: give the name of a page, such as out.html
+-o /proc/none/report.html => --out /proc/none/report.html: it cannot be written
+""")
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(experiment: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["report", str(experiment), *arguments]) == 2
-    assert f"grpo: error: {message}" in capsys.readouterr().err
+    assert f"grpo: error: {words[0]}" in capsys.readouterr().err
 
 
 @needs_chromium
-def test_in_a_browser(experiment: Path, tmp_path: Path, chromium: Browser) -> None:
+def test_in_a_browser(experiment: Path, tmp_path: Path, opened: Browser) -> None:
     """Its style applies under its own policy, it has no address to ask, and the console stays empty."""
     (experiment / "twice").rename(experiment / HOSTILE.replace("/", "\u2215"))
     page = run(experiment).replace("<html", '<html data-ready="1"')
@@ -130,6 +128,6 @@ def test_in_a_browser(experiment: Path, tmp_path: Path, chromium: Browser) -> No
     forbidden = page.replace("</style>", "b {}</style>").replace("<header>", '<header><img src="http://x.test/">')
     for text, number in ((page, 0), (forbidden, 2)):
         (tmp_path / "page.html").write_text(text)
-        chromium.open(tmp_path / "page.html")
-        assert chromium.evaluate("document.title") == "experiment"
-        assert len([one for one in chromium.complaints() if "request:" not in one]) == number
+        opened.open(tmp_path / "page.html")
+        assert opened.evaluate("document.title") == "experiment"
+        assert len([one for one in opened.complaints() if "request:" not in one]) == number
