@@ -77,8 +77,9 @@ class Explorer:
     """Scores samples by the rewards."""
     sampler: Sampler = field(default_factory=SingleTurn)
     """Leads the engine through one turn per sample, or through several with an environment."""
-    settle: Callable[[], None] = lambda: None
-    """Waits for completions of later steps that are being sampled. A source that samples ahead sets it."""
+
+    def settle(self) -> None:
+        """Waits for completions of later steps that are being sampled. A source that samples ahead replaces it."""
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""

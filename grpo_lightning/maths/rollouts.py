@@ -153,8 +153,10 @@ class Rollouts(Columns):
         """[all tokens] int64, end to end: first all prompts, then all sampled tokens, then all context tokens."""
         return torch.cat([self.prompt_token_ids, self.token_ids, *([self.context.ids] if self.context else [])])
 
-    row = property(lambda self: self.sample_index)
-    """The name of `sample_index` in 0.2, for methods in users' files."""
+    @property
+    def row(self) -> Tensor:
+        """[rows] `sample_index`, by its name in 0.2, for methods in users' files."""
+        return self.sample_index
 
     def with_columns(self, columns: Mapping[str, Tensor | None]) -> "Rollouts":
         """Returns a copy with these columns added or replaced; None removes a column."""

@@ -58,7 +58,7 @@ class OneStepOffPolicy(Synchronous):
                 f"{name}: loop.dynamic_sampling needs the scores of a step before the next one is sampled, and these "
                 f"rewards score later: {late_rewards}. Leave it out, or use loop.source=Synchronous"
             )
-        explorer.settle = self._settle
+        explorer.settle = self._settle  # type: ignore[method-assign]
         self._threads: deque[SamplingThread] = deque()
         """The threads of this step and of later steps."""
         self._waited = 0.0
