@@ -77,11 +77,11 @@ PLUGINS: dict[str, set[str]] = {
     "console.display": {"looking.inspector", "looking.loggers", "looking.run_files"},
     "data.conversations": {"data.benchmarks"},
     "engines.native": {"compute.fast"},
-    "engines.vllm": {"engines.native"},
+    "engines.vllm": {"engines.http", "engines.native"},
     "looking.export": {"console.mistakes", "looking.run_files"},
     "looking.inspector": {"looking.pages", "looking.run_files"},
     "looking.report": {"looking.inspector", "looking.pages", "looking.run_files"},
-    "rewards.judge": {"engines.vllm"},
+    "rewards.judge": {"engines.http"},
     "rewards.process": {"rewards.learned"},
     "rewards.reasoning_gym": {"rewards.verifier"},
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError
+from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from helpers.paths import environment
 
 OPTIONS = ["--tokens-only", "--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--enforce-eager"]

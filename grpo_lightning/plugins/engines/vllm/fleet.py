@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from grpo_lightning import ranks
 from grpo_lightning.engines.engine import Completions
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError
+from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation
 from grpo_lightning.types import Completion, FinishReason
 

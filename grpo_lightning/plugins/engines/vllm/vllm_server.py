@@ -15,9 +15,9 @@ from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.packaged import packaged
+from grpo_lightning.plugins.engines.http.http_client import Server, ServerError, everywhere
 from grpo_lightning.plugins.engines.vllm.delivery import fault
 from grpo_lightning.plugins.engines.vllm.fleet import GENERATE, Fleet
-from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError, everywhere
 from grpo_lightning.plugins.engines.vllm.named_weights import named_weights
 from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation, dtype_of
 from grpo_lightning.plugins.engines.vllm.weight_transfer import SharedFolder

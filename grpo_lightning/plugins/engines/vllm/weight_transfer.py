@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from safetensors.torch import save_file
 from torch import Tensor
 
-from grpo_lightning.plugins.engines.vllm.http_client import Server, everywhere
+from grpo_lightning.plugins.engines.http.http_client import Server, everywhere
 from grpo_lightning.types import UsageError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError
+from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from grpo_lightning.plugins.rewards.judge.limits import Limits
 from grpo_lightning.sandbox.pool import Closed, Outcome
 from grpo_lightning.types import Status, UsageError

@@ -19,9 +19,9 @@ from helpers.vllm_server_stand_in import StandIn
 from helpers.waiting import LIMIT
 
 from grpo_lightning import LoRA, Policy, Request, Sampling, UsageError
+from grpo_lightning.plugins.engines.http.http_client import Server
 from grpo_lightning.plugins.engines.vllm import fleet
 from grpo_lightning.plugins.engines.vllm.fleet import Fleet
-from grpo_lightning.plugins.engines.vllm.http_client import Server
 from grpo_lightning.plugins.engines.vllm.vllm_requests import Generation, seeds_of
 from grpo_lightning.plugins.engines.vllm.vllm_server import VLLMServerEngine
 from grpo_lightning.types import Completion, RandomKey

@@ -18,9 +18,9 @@ from helpers.programs import programs
 from helpers.vllm_server_stand_in import StandIn
 
 from grpo_lightning import Policy, Request, Sampling, SharedFolder, UsageError
+from grpo_lightning.plugins.engines.http.http_client import Server
 from grpo_lightning.plugins.engines.vllm import vllm_server, weight_transfer
 from grpo_lightning.plugins.engines.vllm.fleet import THREADS
-from grpo_lightning.plugins.engines.vllm.http_client import Server
 from grpo_lightning.plugins.engines.vllm.vllm_server import VLLMServerEngine
 
 FEW = Request.from_prompts(PROMPTS[:2], 2)

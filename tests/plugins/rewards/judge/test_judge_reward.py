@@ -17,7 +17,7 @@ import pytest
 from helpers.judging import judging
 from helpers.waiting import LIMIT, wait_until
 
-from grpo_lightning.plugins.engines.vllm.http_client import Server, ServerError
+from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from grpo_lightning.plugins.rewards.judge import judge_command as command
 from grpo_lightning.plugins.rewards.judge import judge_reward
 from grpo_lightning.plugins.rewards.judge.judge_reward import JudgeReward

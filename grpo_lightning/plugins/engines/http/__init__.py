@@ -1,0 +1,1 @@
+"""A client of HTTP servers that several threads share."""
