@@ -53,7 +53,7 @@ def model(grpo: Grpo, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("options", [FLAGS, ["--config=after.yaml"]], ids=["flags", "file"])
-def test_another_class_has_its_own_defaults_and_a_list_is_replaced_as_a_whole(options: list[str], model: Any) -> None:
+def test_another_class_has_its_own_defaults_and_lists_are_replaced(options: list[str], model: Any) -> None:
     found = model(*options)
     assert found["objective"]["surrogate"] == {"class_path": "CISPO", "init_args": {"clip_low": None, "clip_high": 4.0}}
     assert found["optimizer"]["init_args"]["lr"] == 0.001

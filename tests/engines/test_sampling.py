@@ -108,7 +108,7 @@ def test_tokens_of_no_probability_at_the_ends_are_never_drawn(uniform):
     assert logp.isfinite().all()
 
 
-def test_greedy_takes_the_likeliest_token_with_its_log_prob_at_temperature_1():
+def test_greedy_takes_the_likeliest_token_with_its_plain_log_prob():
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 1.0, 1.0]])
     token, logp = sample_tokens(logits, torch.tensor([0.99, 0.99]), Sampling(temperature=0.0))
     assert token.tolist() == [1, 0]

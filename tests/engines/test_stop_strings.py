@@ -100,7 +100,7 @@ def test_repeated_checks_find_the_same_end(kind: str, interval: int) -> None:
         assert checked_every(stops, ids, interval) == completed(kind, seed, ids, strings)
 
 
-def test_a_string_may_be_in_one_token_over_many_or_end_in_the_middle_of_one() -> None:
+def test_a_string_may_end_anywhere_in_a_token() -> None:
     own = policy_of()
 
     def ids(written: str) -> list[int]:

@@ -28,7 +28,7 @@ def of(prompt: int, text: str) -> Sample:
     return Sample(prompts_of([3] * 4)[prompt], text, [7], FinishReason.STOP)
 
 
-def test_groups_in_any_order_are_scored_apart_and_a_failure_costs_its_group() -> None:
+def test_groups_are_scored_apart_and_a_failure_costs_its_group() -> None:
     reward = LongestWins()
     samples = [of(0, "xx"), of(1, "raise"), of(2, "a"), of(0, "x"), of(1, "xxx"), of(2, "short"), of(3, "x")]
     result = reward(samples)

@@ -63,7 +63,7 @@ def read_weights(folder: str) -> dict[str, Tensor]:
     return weights
 
 
-def test_weights_that_do_not_arrive_end_the_run_and_likely_causes_are_named(
+def test_weights_that_do_not_arrive_end_the_run_with_likely_causes(
     engine: VLLMEngine, tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_head(policy: Policy, tied_head: bool) -> Iterator[tuple[str, Tensor]]:

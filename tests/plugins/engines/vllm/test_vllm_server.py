@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
+import vllm_serve
+from helpers import vllm_server_stand_in, vllm_stand_in
 from helpers.command import LETTERS, Grpo, arguments
 from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, tokens, update
 from helpers.fast import policy_of
@@ -143,7 +144,7 @@ def test_a_group_stays_on_one_server_and_all_servers_draw(
     engine.close()
 
 
-def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
+def test_weights_come_while_a_server_is_paused_and_leave_no_file(
     server: StandIn, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_transfer, "FILE_BYTES", 10_000)

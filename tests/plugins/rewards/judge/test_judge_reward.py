@@ -94,7 +94,7 @@ def test_a_judge_that_fails_costs_its_sample_and_is_never_0(make: Any) -> None:
     assert asked == {"fine": 1, "refused": 1, "garbage": 1, "no chat": 2, "no JSON": 2, "down": 2, "hangs": 2}
 
 
-def test_what_passes_is_repeated_and_never_before_the_time_that_the_server_asks_for(make: Any) -> None:
+def test_passing_failures_are_repeated_when_the_server_allows_it(make: Any) -> None:
     def script(index: int, body: dict[str, Any]) -> Any:
         later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 4))
         answers = (429, "slow", {"Retry_After": "2"}), (500, "oh"), (503, "", {"Retry_After": later}), score(7)

@@ -119,7 +119,7 @@ class Counting(EndsInLetter):
 
 
 @pytest.mark.parametrize("name", ["math_verifer", "learned_reward"])
-def test_a_labeller_that_is_not_in_the_list_is_refused_with_the_names_there_are(name: str):
+def test_an_unknown_grader_is_refused_with_the_names_there_are(name: str):
     rewards = [EndsInLetter(), Digits(), LearnedReward("somewhere", grader=name)]
     message = f"grader={name} of learned_reward: no other reward has this name; give one of ends_in_letter, digits,"
     with pytest.raises(UsageError, match=message):

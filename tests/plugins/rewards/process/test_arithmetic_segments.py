@@ -30,7 +30,7 @@ def score(scorer: ArithmeticSegments, *segments: str) -> list[float]:
     return scorer.score([sample], [segments])[0]
 
 
-def test_a_segment_is_right_if_its_equations_are_true_and_the_last_one_if_the_answer_is() -> None:
+def test_a_segment_is_right_if_its_equations_are_true() -> None:
     segments = "<think>7+5=12 ", "4+8+1=14</think>", "<answer>132</answer>"
     assert score(ArithmeticSegments(no_equation=0.5), *segments) == [1, 0, 0.5]
     scorer = ArithmeticSegments(check_answer=True)

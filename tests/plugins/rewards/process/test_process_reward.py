@@ -228,7 +228,7 @@ def test_segments_survive_a_failure_of_another_sample():
 
 
 @pytest.mark.parametrize("ends", [[2], [-1], [1, 0], [1, 1]])
-def test_segments_that_do_not_fit_the_completion_are_an_error_of_the_sample(ends):
+def test_segments_beyond_the_completion_are_an_error_of_the_sample(ends):
     result = Scripted({2: [Segment(end, 1.0) for end in ends]})([sample("", [7] * 2)])
     assert result.status == ["error"]
     assert math.isnan(result.value[0])

@@ -123,7 +123,7 @@ def test_a_bad_gold_answer_is_named(caplog):
     verifier.close()
 
 
-def test_a_question_without_a_gold_answer_is_refused_and_in_predictions_not_scored(verifier):
+def test_a_question_without_a_gold_answer_is_refused_or_not_scored(verifier):
     with pytest.raises(UsageError, match=r"^a:2: no gold answer, as in 2 of 3 questions, and the reward math_verifier"):
         verifier.read_questions([Question("q", "7", "a:1"), Question("q", "", "a:2"), Question("q", " ", "a:3")])
     assert verifier([sample("", r"\boxed{7}")]).status == ["no_gold"]

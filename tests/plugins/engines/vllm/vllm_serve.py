@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from helpers.paths import environment
+
+from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 
 OPTIONS = ["--tokens-only", "--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--enforce-eager"]
 OPTIONS += ["--host", "127.0.0.1", "--kv-cache-memory-bytes", str(2**26)]
