@@ -14,8 +14,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from helpers.judging import judging
 from helpers.waiting import LIMIT, wait_until
+from judging import judging
 
 from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from grpo_lightning.plugins.rewards.judge import judge_command as command

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.judging import Scripted, judging
 from helpers.loading import load_tool
 from helpers.paths import ROOT
 from helpers.programs import programs
+from judging import Scripted, judging
 
 from grpo_lightning.plugins.looking.inspector.record import read
 from tools.scripted_judge import by_likeness

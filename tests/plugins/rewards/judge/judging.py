@@ -9,6 +9,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 from helpers.waiting import LIMIT
+
 from tools.scripted_judge import Handler
 
 Script = Callable[[int, dict[str, Any]], Any]
