@@ -238,7 +238,11 @@ def graded_with(program: str, tests: list[Any], **limits: Any) -> Any:
     """The statuses of a program's tests, graded in this process."""
     own = CodeReward(timeout=1.0)
     grading: Any = module_of(inside("grading.grade", str(CODE)))[0]
-    return grading.grade(f"```\n{program}\n```", tests, own.limits | limits, True)
+    max_digits = sys.get_int_max_str_digits()
+    try:
+        return grading.grade(f"```\n{program}\n```", tests, own.limits | limits, True)
+    finally:
+        sys.set_int_max_str_digits(max_digits)
 
 
 @pytest.mark.parametrize("limit", ["-n 40", "-v 4000000"])
