@@ -288,7 +288,7 @@ def watch_phases() -> None:
 
     phases: list[tuple[Any, str, str]] = [
         (batch.Batch, "_forward", "position"),
-        (batch, "draw", "draw"),
+        (batch, "sample_tokens", "draw"),
         (Policy, "forward", "micro_batch"),
         (module, "update", "update"),
         (evaluation.Evaluation, "_record", "validation metrics"),

@@ -26,6 +26,9 @@ FILES: dict[str, str] = vars(grpo_lightning)["_FILES"]
 FLOORS = sorted({module.split(".")[1] for module in FILES.values()})
 """The floors that have public names: a page of the reference each."""
 
+FOLDERS = {"inspect": "inspector"}
+"""Public names that are folders, with the names of the folders."""
+
 
 def on_config(config: Any) -> Any:
     """Adds the experiments and the reference to the navigation."""
@@ -71,7 +74,7 @@ def reference() -> Iterator[tuple[str, str]]:
         for module in sorted({module for module in FILES.values() if module.split(".")[1] == floor}):
             lines += [f"## {module.removeprefix('grpo_lightning.')}", ""]
             for name in sorted(name for name, file in FILES.items() if file == module):
-                lines += [f"::: {module}.{name}", ""]
+                lines += [f"::: {module}.{FOLDERS.get(name, name)}", ""]
         yield floor, "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ def test_a_decoding_step_never_waits(lengths: list[int], device: torch.device, m
     expected = engine.complete(requests, sampling, RandomKey())  # Libraries make their handles in the first call.
     monkeypatch.setattr(Policy, "hidden", guarded(Policy.hidden))
     monkeypatch.setattr(Policy, "logits", guarded(Policy.logits))
-    monkeypatch.setattr(batch, "draw", guarded(batch.draw))
+    monkeypatch.setattr(batch, "sample_tokens", guarded(batch.sample_tokens))
     monkeypatch.setattr(batch, "uniforms", guarded(batch.uniforms))
     actual = engine.complete(requests, sampling, RandomKey())
     assert [c.token_ids for c in actual] == [c.token_ids for c in expected]

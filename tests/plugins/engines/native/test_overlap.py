@@ -39,7 +39,7 @@ def explore(explorer: Explorer, stop: Sequence[str] = (), count: int = 3) -> Exp
 
 
 def test_a_reward_begins_before_the_native_engine_has_drawn_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    reward, draw, positions = Waits(), batch_module.draw, 0
+    reward, draw, positions = Waits(), batch_module.sample_tokens, 0
 
     def waiting(*args: Any) -> Any:
         nonlocal positions
@@ -48,7 +48,7 @@ def test_a_reward_begins_before_the_native_engine_has_drawn_the_last_token(monke
         assert positions < 32 or reward.begun.wait(LIMIT)
         return draw(*args)
 
-    monkeypatch.setattr(batch_module, "draw", waiting)
+    monkeypatch.setattr(batch_module, "sample_tokens", waiting)
     found = explore(Explorer(NativeEngine(check_every=1), Scorer([reward])))
     assert positions == 32
     lengths = [len(sample.token_ids) for sample in found.samples]
