@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.contracts import needs
-from helpers.fitting import Digits, KeepsSamples, Product, fit, scalars
+from helpers.fitting import Digits, EarlyDigits, Echo, Product, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer
@@ -17,7 +17,7 @@ from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.reward import Reward, RewardFailure
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, same_grader
 from grpo_lightning.training.half_width import HalfWidth
-from grpo_lightning.training.task_data import PromptBatch
+from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 ScriptedEngine: Any = optional("ScriptedEngine")
@@ -37,32 +37,39 @@ def evaluation(*texts: str, rewards: Sequence[Reward], correct: str | None = Non
     return Evaluation(explorer, Sampling(max_new_tokens=12), len(texts))
 
 
-def graded(evaluation: Evaluation, *prompt_lengths: int) -> dict[str, float]:
-    """The metrics after a batch of prompts of these lengths, of which padding is the third."""
-    batch = PromptBatch(prompts_of(prompt_lengths), num_real=min(2, len(prompt_lengths)))
-    evaluation.update(policy_of(), batch)
+def computed(evaluation: Evaluation) -> dict[str, float]:
     return {name: float(metric.compute()) for name, metric in evaluation.metrics.items()}
 
 
 def test_padding_prompts_do_not_count() -> None:
     found = evaluation("42", "xx", rewards=[Digits()])
+    found.update(policy_of(), PromptBatch(prompts_of([3, 4, 5]), num_real=2))
     expected = {"greedy": 1, "avg@2": 0.5, "pass@2": 1, "maj@2": 1, "reward": 0.5, "length": 3, "truncated": 0}
     expected |= {"failed": 0, "ci95": 0}
-    assert graded(found, 3, 4, 5) == expected
+    assert computed(found) == expected
     assert found.metrics["reward"].weight == 2
     found.reset()
     assert found.metrics["reward"].weight == 0
 
 
-class KeepsSamplesEarly(KeepsSamples):
-    """As `KeepsSamples`, while other completions are still sampled."""
+class EarlyCounted(EarlyDigits):
+    """Counts the samples that it is given, and fails on those of one prompt."""
 
-    scores_early = True
+    def __init__(self, failing_id: int) -> None:
+        super().__init__()
+        self.failing_id, self.prompt_ids = failing_id, list[int]()
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.prompt_ids += [sample.prompt.id for sample in samples]
+        result = super().score(samples)
+        is_failing = [sample.prompt.id == self.failing_id for sample in samples]
+        result.value = [math.nan if fails else value for fails, value in zip(is_failing, result.value, strict=True)]
+        return result
 
 
 @pytest.mark.parametrize("num_real", [0, 1, 2])
 def test_padding_prompts_are_answered_and_not_scored(num_real: int) -> None:
-    reward = KeepsSamplesEarly()
+    reward = EarlyCounted(failing_id=30)
     found = evaluation("42", "xx", rewards=[reward])
     asked: list[int] = []
     engine = found.explorer.engine
@@ -77,8 +84,9 @@ def test_padding_prompts_are_answered_and_not_scored(num_real: int) -> None:
     found.update(policy_of(), batch)
     assert len(found.predict(policy_of(), batch)) == 2 * num_real
     assert asked == [3, 6, 6]  # as on the other ranks
-    assert sorted(sample.prompt.id for sample in reward.samples) == sorted([10, 20][:num_real] * 5)
-    assert reward.tally.num_samples == 5 * num_real
+    assert sorted(reward.prompt_ids) == sorted([10, 20][:num_real] * 5)
+    found.scorer.stop_if_broken("validation")
+    assert reward.tally.num_samples == 0
 
 
 def states_of(metric: Any) -> list[torch.Tensor]:
@@ -88,7 +96,7 @@ def states_of(metric: Any) -> list[torch.Tensor]:
 
 def test_metrics_stay_on_the_cpu_and_add_up_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     found = evaluation("42", "xx", rewards=[Digits()]).to("meta")  # as Lightning moves the module to its device
-    graded(found, 3, 4)
+    found.update(policy_of(), PromptBatch(prompts_of([3, 4]), num_real=2))
     assert {state.device.type for metric in found.metrics.values() for state in states_of(metric)} == {"cpu"}
 
     def of_two_ranks(values: list[Any], value: Any) -> None:
@@ -109,11 +117,14 @@ def test_metrics_stay_on_the_cpu_and_add_up_over_ranks(monkeypatch: pytest.Monke
 def test_another_reward_than_the_first_may_decide_what_is_right() -> None:
     rewards = [Digits(), Short(weight=0)]
     texts = ("abcd", "7777", "abcdef", "12")
-    by_digits, by_length = (graded(evaluation(*texts, rewards=rewards, correct=name), 3) for name in (None, "short"))
-    assert (by_digits["avg@4"], by_length["avg@4"]) == (0.5, 0.25)
+    first = evaluation(*texts, rewards=rewards)
+    second = evaluation(*texts, rewards=rewards, correct="short")
+    for found in (first, second):
+        found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert (computed(first)["avg@4"], computed(second)["avg@4"]) == (0.5, 0.25)
     # The weighted sum stays what it is, and only `Digits` finds answers to vote on.
-    assert by_digits["reward"] == by_length["reward"] == 0.5
-    assert "maj@4" in by_digits and "maj@4" not in by_length
+    assert computed(first)["reward"] == computed(second)["reward"] == 0.5
+    assert "maj@4" in first.metrics and "maj@4" not in second.metrics
 
 
 @pytest.mark.parametrize(("best", "drawn"), [(1.0, 0.0), (0.0, 1.0)])
@@ -126,9 +137,9 @@ def test_with_one_completion_avg_at_1_is_the_sampled_one(best: float, drawn: flo
         return [Answer(sample, greedy, version=0)]
 
     found.answer = answer  # type: ignore[method-assign]
-    values = graded(found, 3)
-    assert (values["greedy"], values["avg@1"]) == (best, drawn)
-    assert "pass@1" not in values  # it would be avg@1
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert (computed(found)["greedy"], computed(found)["avg@1"]) == (best, drawn)
+    assert "pass@1" not in found.metrics  # it would be avg@1
 
 
 class Counted(Digits):
@@ -146,12 +157,15 @@ class Counted(Digits):
 
 
 def test_a_completion_that_was_not_graded_is_no_wrong_answer() -> None:
-    values = graded(evaluation("42", "x", "x", rewards=[Counted()]), 3)
+    found = evaluation("42", "x", "x", rewards=[Counted()])
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    values = computed(found)
     assert values["failed"] == 0.5  # two of three drawn and the greedy one
     assert [values[name] for name in ("greedy", "avg@3", "pass@3", "maj@3")] == [1, 1, 1, 1]
-    values = graded(evaluation("x", "x", rewards=[Counted()]), 3)
-    assert all(math.isnan(values[name]) for name in ("greedy", "avg@2", "pass@2", "maj@2", "reward"))
-    assert values["failed"] == 1
+    found = evaluation("x", "x", rewards=[Counted()])
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert all(math.isnan(computed(found)[name]) for name in ("greedy", "avg@2", "pass@2", "maj@2", "reward"))
+    assert computed(found)["failed"] == 1
 
 
 @pytest.mark.parametrize(("pattern", "by_grader"), [("x", 0), ("y", 3)])
@@ -159,7 +173,7 @@ def test_a_reward_with_equal_arguments_becomes_the_grader(pattern: str, by_grade
     trained, grader = Counted(weight=0.5), Counted(pattern, name="other")
     found = evaluation("4", "5", rewards=[Digits(), trained])
     found.set_grader(grader)
-    graded(found, 3)
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
     assert trained.num_graded == [3] and grader.num_graded == [by_grader]
     assert (found.grader is trained) == (pattern == "x")
     found.set_grader(None)
@@ -179,6 +193,26 @@ def test_a_reward_with_equal_arguments_becomes_the_grader(pattern: str, by_grade
 )
 def test_which_rewards_are_the_same_grader(reward: Any, grader: Any, is_same: bool) -> None:
     assert same_grader(reward(), grader()) == same_grader(grader(), reward()) == is_same
+
+
+class Graded(Echo):
+    """Questions with a grader."""
+
+    grader = "training.test_evaluation.Short"
+
+
+def test_nothing_is_learned_from_the_grader(tmp_path: Path) -> None:
+    runs = {}
+    for name, task in (("without", Echo()), ("with", Graded())):
+        data = TaskData(task, val_batch_size=5)
+        module = fit(tmp_path / name, trainer={"limit_val_batches": 1, "max_epochs": 1}, data=data)
+        runs[name] = scalars(tmp_path / name), module.policy.state_dict()
+    (plain, weights), (graded, graded_weights) = runs["without"], runs["with"]
+    assert all(torch.equal(weights[key], graded_weights[key]) for key in weights)
+    changed = {name for name in plain | graded if plain.get(name) != graded.get(name)}
+    of_validation = {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2", "val/ci95"}
+    of_training = {"rollout/length_right", "rollout/length_wrong", "rollout/right_and_finished"}
+    assert changed == of_validation | of_training | {f"reward/short/{name}" for name in ("mean", "std", "ok")}
 
 
 @pytest.mark.parametrize("grader", [None, Counted("")])

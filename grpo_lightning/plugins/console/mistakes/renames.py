@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from jsonargparse import Namespace
-
 CLASSES = {
     "Ahead": "OneStepOffPolicy",
     "Stream": "FullyAsynchronous",
@@ -16,15 +14,11 @@ CLASSES = {
 }
 """The new name of a class or a function, by its old one."""
 
-ARGUMENTS = {
-    "Validation": ("judge", "grader"),
-    "Benchmark": ("judge", "grader"),
-    "LearnedReward": ("labeller", "grader"),
-}
-"""The old and the new name of an argument, by its class."""
+ARGUMENTS = {"Validation": "judge", "Benchmark": "judge", "LearnedReward": "labeller"}
+"""The argument of each class that is called `grader` now."""
 
-OLD_FLAG = re.compile(r"--[\w.]*(validations?[\w.]*\.judge|\.labeller)(?![\w.])")
-"""The same arguments in an option of the command line, which may go on with `=value`."""
+OLD_KEY = re.compile(r"(\bvalidations?\b[\w.]*)\.judge\b|\.labeller\b")
+"""The keys of these arguments in options and in saved configurations."""
 
 VALUES = {"drawn": "sampled", "moving": "has_advantage"}
 """New values of arguments that take a word of a list."""
@@ -37,24 +31,29 @@ def warn(old: str, new: str) -> None:
 
 
 def new_class(name: str) -> str:
-    """Returns the name that a class has now."""
-    prefix, dot, old = name.rpartition(".")
+    """Returns the short name that a class of this package has now; other names as they are."""
+    prefix, _, old = name.rpartition(".")
     if prefix not in ("", "grpo_lightning") or old not in CLASSES:
         return name
     warn(old, CLASSES[old])
-    return prefix + dot + CLASSES[old]
+    return CLASSES[old]
+
+
+def new_key(key: str) -> str:
+    """Returns the dotted key that an option has now."""
+    return OLD_KEY.sub(r"\1.grader", key)
 
 
 def new_flags(words: Sequence[str]) -> list[str]:
-    """Returns the options with the names that they have now."""
-
-    def new_flag(match: re.Match[str]) -> str:
-        old = match.group().strip("-")
-        new = old.rpartition(".")[0] + ".grader"
-        warn(old, new)
-        return f"--{new}"
-
-    return [OLD_FLAG.sub(new_flag, word) if word.startswith("--") else word for word in words]
+    """Returns the options of the command line with the names that they have now."""
+    renamed = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and (new_flag := new_key(flag)) != flag:
+            warn(flag, new_flag)
+            word = new_flag + equals + value
+        renamed.append(word)
+    return renamed
 
 
 def new_value(value: Any, hint: Any) -> Any:
@@ -62,12 +61,13 @@ def new_value(value: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal and value not in get_args(hint) and VALUES.get(value) in get_args(hint):
         warn(value, VALUES[value])
         return VALUES[value]
-    if not isinstance(value, dict | Namespace):
+    # A dict, or jsonargparse's Namespace: importing it takes longer than reading a saved configuration.
+    if not hasattr(value, "get"):
         return value
     class_name = str(value.get("class_path", getattr(hint, "__name__", ""))).rpartition(".")[2]
-    old, new = ARGUMENTS.get(class_name, ("", ""))
+    old = ARGUMENTS.get(class_name, "")
     arguments = value.get("init_args") or value
     if old in arguments:
-        warn(f"{old} of {class_name}", new)
-        arguments[new] = arguments.pop(old)
+        warn(f"{old} of {class_name}", "grader")
+        arguments["grader"] = arguments.pop(old)
     return value

@@ -10,13 +10,11 @@ from typing import Any
 
 import yaml
 
+from grpo_lightning.plugins.console.mistakes.renames import CLASSES, new_key
 from grpo_lightning.types import UsageError
 
 Config = dict[str, Any]
 """Plain values by dotted key. A class stands under the key that it is the value of, its arguments below."""
-
-RENAMED = re.compile(r"(\bvalidations?\b[\w.]*)\.judge\b|\.labeller\b")
-"""The keys that version 0.2 had for `grader`."""
 
 IGNORED = {
     *("seed_everything", "loop.seed", "data.seed", "trainer.default_root_dir", "ckpt_path", "config"),
@@ -93,13 +91,14 @@ def flat(value: Any, key: str = "") -> Config:
     """
     if isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
         value = dict(enumerate(value))
-    key = RENAMED.sub(r"\1.grader", key)
+    key = new_key(key)
     if not isinstance(value, Mapping):
         return {key: value}
     options: Config = {}
     for name, inner in value.items():
         if name == "class_path" and key:
-            options[key] = str(inner).removeprefix("grpo_lightning.")
+            class_name = str(inner).removeprefix("grpo_lightning.")
+            options[key] = CLASSES.get(class_name, class_name)
         else:
             # Arguments stand directly below the key that holds their class.
             are_arguments = name in ("init_args", "dict_kwargs") and "class_path" in value

@@ -19,7 +19,9 @@ RENAMED = table("""
 --loop.source=grpo_lightning.Stream => grpo_lightning.FullyAsynchronous | Stream is called FullyAsynchronous now
 --loop.stop=AllSettled => grpo_lightning.AllConverged | AllSettled is called AllConverged now
 --model.objective.denominator=moving => denominator: has_advantage | moving is called has_advantage now
---model.validation.judge=FormatReward => grader: | model.validation.judge is called model.validation.grader
+--model.validation.judge=FormatReward => grader: | judge is called --model.validation.grader now
+--model.validation.grader=FormatReward --model.validation.judge.pattern=x =>
+    pattern: x | judge.pattern is called --model.validation.grader.pattern
 "--model.validation={judge: FormatReward}" => grader: | judge of Validation is called grader now
 "--model.rewards={class_path: LearnedReward, init_args: {path: x, labeller: FormatReward}}" =>
     grader: | labeller of LearnedReward is called grader now

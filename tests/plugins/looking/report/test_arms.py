@@ -53,10 +53,13 @@ def test_neither_a_folder_nor_a_half_written_file_has_curves(tmp_path: Path) -> 
 def test_a_run_of_version_0_2_is_in_one_arm_with_a_new_one(tmp_path: Path):
     grader = {"class_path": "grpo_lightning.MathVerifier", "init_args": {"timeout": 1}}
     curves = {"reward/zero_spread": "reward/frac_zero_std", "rollout/given": "rollout/context"}
-    for seed, (key, learned_key) in enumerate((("judge", "labeller"), ("grader", "grader"))):
+    keys = (("judge", "labeller", "Ahead"), ("grader", "grader", "OneStepOffPolicy"))
+    for seed, (key, learned_key, source) in enumerate(keys):
         write(tmp_path / key, {names[seed]: [(0, 0.5)] for names in curves.items()})
         model = {"validation": {key: grader}, "rewards": [{learned_key: grader}]}
-        (tmp_path / key / "config.yaml").write_text(yaml.safe_dump({"seed_everything": seed, "model": model}))
+        loop = {"source": {"class_path": f"grpo_lightning.{source}"}}
+        options = {"seed_everything": seed, "model": model, "loop": loop}
+        (tmp_path / key / "config.yaml").write_text(yaml.safe_dump(options))
     (arm,) = arms_of(read_runs([tmp_path / "judge", tmp_path / "grader"]))
     old, new = arm.runs.values()
     assert old.scalars == new.scalars and list(new.scalars) == list(curves.values())
