@@ -26,10 +26,10 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     ENOUGH,
     Arms,
+    ComparisonTable,
     Curve,
     Estimate,
     Metric,
-    Table,
     compare,
     curves,
     means,
@@ -53,7 +53,7 @@ def shown_difference(of: Estimate | None) -> str:
     return f"**{with_interval(of, '+')}** \\*" if of.excludes_zero else with_interval(of, "+")
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ComparisonTable) -> str:
     """The table as Markdown, at most three metrics side by side, with a line on how to read it."""
     first, *others = table.cells
     lines = []

@@ -16,7 +16,7 @@ from grpo_lightning.engines.stop_strings import text_of
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.data.conversations.dialogue import PLAIN, Dialogue
 from grpo_lightning.plugins.data.conversations.environment import Environment, Remote
-from grpo_lightning.plugins.data.conversations.instances import Call, Instances, Limits
+from grpo_lightning.plugins.data.conversations.instances import InstanceCall, Instances, Limits
 from grpo_lightning.plugins.data.conversations.tool_calls import ToolFormat, Tools
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.sandbox.pool import LoadError, Outcome
@@ -34,7 +34,7 @@ from grpo_lightning.types import (
     UsageError,
 )
 
-Turns = Generator[Call | Request, Any, None]
+Turns = Generator[InstanceCall | Request, Any, None]
 """A conversation under way: yields what it waits for; is sent the value of a call, or a completion of the policy."""
 
 
@@ -69,7 +69,7 @@ class Conversations(Sampler):
         self.variables = (variables or {}) if chat else {"chat_template": PLAIN}
         self._instances = Instances(Remote(environment), limits)
         self._tokenizer: Any = None
-        self._form_by_tools: dict[str, Form] = {}
+        self._form_by_tools: dict[str, MessageForm] = {}
         """How conversations are written, by their tools as JSON."""
 
     def load(self, tokenizer: Any) -> None:
@@ -129,7 +129,7 @@ class Conversations(Sampler):
             awaited = {row: next(turns) for row, turns in turns_by_row.items()}
             with engine.conversations():
                 while awaited:
-                    calls = {row: call for row, call in awaited.items() if isinstance(call, Call)}
+                    calls = {row: call for row, call in awaited.items() if isinstance(call, InstanceCall)}
                     turn_requests = {row: request for row, request in awaited.items() if isinstance(request, Request)}
 
                     # The policy's turns are sampled together, once no environment has a call to answer.
@@ -190,7 +190,7 @@ class Conversations(Sampler):
         try:
             # The environment's first messages are the prompt.
             question = replace(sample.prompt.question, text=sample.prompt.text)
-            conversation.messages = [*form.system, *(yield Call(row, "reset", [asdict(question)]))]
+            conversation.messages = [*form.system, *(yield InstanceCall(row, "reset", [asdict(question)]))]
             pieces.append(context_piece(contained(dialogue.start, conversation.messages)))
             ids = [*pieces[0].token_ids]
             sample.prompt = replace(sample.prompt, text=str(policy.tokenizer.decode(ids)), token_ids=ids)
@@ -222,7 +222,7 @@ class Conversations(Sampler):
                     pieces[-1].sampled += [False] * len(context_ids)
             else:
                 sample.finish_reason = FinishReason.LENGTH
-            conversation.outcome = yield Call(row, "end")
+            conversation.outcome = yield InstanceCall(row, "end")
         except Failure as failure:
             conversation.status, conversation.error = failure.args
 
@@ -249,7 +249,7 @@ class Conversations(Sampler):
         is_within_limit = max_tokens is None or length <= len(sample.prompt.token_ids) + max_tokens
         return fits and num_turns < self.limits.max_turns and is_within_limit
 
-    def _form(self, tools: Tools) -> "Form":
+    def _form(self, tools: Tools) -> "MessageForm":
         """Returns how conversations with these tools are written."""
         key = json.dumps(tools)
         if key not in self._form_by_tools:
@@ -261,21 +261,21 @@ class Conversations(Sampler):
             if call_format and self.chat and not dialogue.shows_tools:
                 texts.append(call_format.describe(tools))
             system = [Message(role="system", content="\n\n".join(filter(None, texts)))] if any(texts) else []
-            self._form_by_tools[key] = Form(dialogue, tools, call_format, system)
+            self._form_by_tools[key] = MessageForm(dialogue, tools, call_format, system)
         return self._form_by_tools[key]
 
-    def _step(self, row: int, conversation: Conversation, form: "Form", text: str) -> Call:
+    def _step(self, row: int, conversation: Conversation, form: "MessageForm", text: str) -> InstanceCall:
         """Returns the call that gives the environment the policy's last turn, with the calls of tools in `text`."""
         message = conversation.messages[-1]
         if form.call_format is None:
-            return Call(row, "step", [message])
+            return InstanceCall(row, "step", [message])
         calls = form.call_format.find(text, form.tools)
         conversation.num_calls += len(calls)
         message = message | {"tool_calls": [call._asdict() for call in calls]}
-        return Call(row, "step", [message], self.limits.seconds * max(1, len(calls)))
+        return InstanceCall(row, "step", [message], self.limits.seconds * max(1, len(calls)))
 
 
-class Form(NamedTuple):
+class MessageForm(NamedTuple):
     """How conversations with the same tools are written."""
 
     dialogue: Dialogue

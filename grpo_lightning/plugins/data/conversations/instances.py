@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parent / "inside" / "instance.py"
 
 
 @dataclass(slots=True)
-class Call:
+class InstanceCall:
     """A call of a method of one instance."""
 
     key: int
@@ -112,7 +112,7 @@ class Instances:
                 instances = origin.start([seeds[key] for key in keys], self.limits.max_answer_bytes)
                 self._running |= zip(keys, instances, strict=True)
 
-    def call(self, calls: Sequence[Call]) -> list[Outcome]:
+    def call(self, calls: Sequence[InstanceCall]) -> list[Outcome]:
         """Returns the outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
 
         Calls are of different instances. An instance ends with a call whose outcome is neither `ok` nor `error`. A call

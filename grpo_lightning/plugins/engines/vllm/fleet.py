@@ -30,7 +30,7 @@ DRAIN_SECONDS = 2.0
 """Time in which an aborted request answers. A request that the server has not begun does not answer."""
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """New tokens of a completion, in an answer to a call."""
 
     number: int
@@ -243,7 +243,7 @@ class _Answers:
         stream = closing(server.events(GENERATE, body)) if generation.streams else None
         with stream or nullcontext([server.post(GENERATE, body)]) as answers:
             for answer in answers:
-                self._add(index, pieces_of(answer, server, self._vocabulary, generation, index), version)
+                self._add(index, chunks_of(answer, server, self._vocabulary, generation, index), version)
                 if index not in generation.open:
                     break
             else:
@@ -260,17 +260,17 @@ class _Answers:
                 if not self._fleet.is_held:
                     self._fleet.lose(used, error)
 
-    def _add(self, index: int, pieces: list[Piece], version: int) -> None:
-        """Adds pieces to their completions. A completion that a pause has ended continues in a new call."""
-        for piece in pieces:
-            is_aborted = piece.reason == ABORTED
+    def _add(self, index: int, chunks: list[Chunk], version: int) -> None:
+        """Adds chunks to their completions. A completion that a pause has ended continues in a new call."""
+        for chunk in chunks:
+            is_aborted = chunk.reason == ABORTED
             with self._lock:
                 if index not in self._generation.open:
                     return
-                reason = None if is_aborted else piece.reason
-                completions = self._generation.add(index, piece.number, piece.token_ids, piece.logp, reason, version)
+                reason = None if is_aborted else chunk.reason
+                completions = self._generation.add(index, chunk.number, chunk.token_ids, chunk.logp, reason, version)
                 if is_aborted and not completions:
-                    self._pool.submit(self._finish, self._generation.carry_on(index, piece.number))
+                    self._pool.submit(self._finish, self._generation.carry_on(index, chunk.number))
             self._results.put(completions)
 
 
@@ -289,10 +289,10 @@ class OtherWeights(ServerError):
     """A server samples with weights that are not the run's."""
 
 
-def pieces_of(answer: Any, server: Server, vocabulary: int, generation: Generation, index: int) -> list[Piece]:
-    """Returns the pieces in an answer to a call; raises ServerError if the answer makes no sense."""
+def chunks_of(answer: Any, server: Server, vocabulary: int, generation: Generation, index: int) -> list[Chunk]:
+    """Returns the chunks in an answer to a call; raises ServerError if the answer makes no sense."""
     count = len(generation.calls[index].rows)
-    pieces = list[Piece]()
+    chunks = list[Chunk]()
     try:
         for choice in answer["choices"]:
             ids = [int(id) for id in choice["token_ids"]]
@@ -302,9 +302,9 @@ def pieces_of(answer: Any, server: Server, vocabulary: int, generation: Generati
             assert len(ids) == len(logp) and all(0 <= id < vocabulary for id in ids)
             assert all(-math.inf < p < 1e-3 for p in logp) and 0 <= number < count
             assert reason in (None, ABORTED, *FinishReason) and (ids or reason in (None, ABORTED))
-            pieces.append(Piece(number, ids, logp, reason))
-        is_complete = sorted(piece.number for piece in pieces) == [*range(count)]
-        assert generation.streams or (is_complete and all(piece.reason is not None for piece in pieces))
-        return pieces
+            chunks.append(Chunk(number, ids, logp, reason))
+        is_complete = sorted(chunk.number for chunk in chunks) == [*range(count)]
+        assert generation.streams or (is_complete and all(chunk.reason is not None for chunk in chunks))
+        return chunks
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         raise ServerError(f"{server.url}{GENERATE}: the answer makes no sense: {str(answer)[:200]}") from error

@@ -21,7 +21,7 @@ STRIDE = 2**10
 
 
 @dataclass(slots=True)
-class Call:
+class SamplingCall:
     """A request to vLLM, for all requests of a group or for one of them."""
 
     token_ids: list[int]
@@ -50,7 +50,7 @@ class Call:
         }
 
 
-def calls_of(requests: Sequence[Request], sampling: Sampling, key: RandomKey, together: bool) -> list[Call]:
+def calls_of(requests: Sequence[Request], sampling: Sampling, key: RandomKey, together: bool) -> list[SamplingCall]:
     """Returns the calls for some requests. Greedy decoding answers all requests of a prompt with one completion.
 
     Args:
@@ -60,15 +60,15 @@ def calls_of(requests: Sequence[Request], sampling: Sampling, key: RandomKey, to
         together: Join requests of a group to one call.
     """
     if sampling.greedy:
-        return [Call(requests[group[0]].token_ids, None, [list(group)]) for group in groups_of(requests)]
-    calls: list[Call] = []
+        return [SamplingCall(requests[group[0]].token_ids, None, [list(group)]) for group in groups_of(requests)]
+    calls: list[SamplingCall] = []
     for row, (request, seed) in enumerate(zip(requests, seeds_of(requests, key), strict=True)):
-        last = calls[-1] if calls and together else Call([], -1, [])
+        last = calls[-1] if calls and together else SamplingCall([], -1, [])
         assert last.seed is not None
         if (seed, request.token_ids) == (last.seed + len(last.rows), last.token_ids):
             last.rows.append([row])
         else:
-            calls.append(Call(request.token_ids, seed, [[row]]))
+            calls.append(SamplingCall(request.token_ids, seed, [[row]]))
     return calls
 
 
@@ -183,7 +183,7 @@ class Generation:
         ids, *_ = self._sampled.setdefault(rows[0], ([], [], []))
         continued = replace(request, token_ids=[*request.token_ids, *ids], position=request.position + len(ids))
         seed = None if call.seed is None else seeds_of([continued], self._key)[0]
-        self.calls.append(Call(continued.token_ids, seed, [rows], len(ids)))
+        self.calls.append(SamplingCall(continued.token_ids, seed, [rows], len(ids)))
         self._end(index)
         self.open[len(self.calls) - 1] = 1
         return len(self.calls) - 1

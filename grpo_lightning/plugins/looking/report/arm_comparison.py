@@ -133,7 +133,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """Every metric of every arm, along one axis."""
 
     axis: str
@@ -184,9 +184,9 @@ def curves(arms: Arms, name: str, axis: str) -> dict[str, dict[str, Curve]]:
     }
 
 
-def compare(arms: Arms, metrics: Sequence[Metric], axis: str = "step") -> Table:
+def compare(arms: Arms, metrics: Sequence[Metric], axis: str = "step") -> ComparisonTable:
     """Returns every metric of every arm; the differences are to the first arm."""
-    table = Table(axis, [], {arm: [] for arm in arms})
+    table = ComparisonTable(axis, [], {arm: [] for arm in arms})
     for metric in metrics:
         # All runs have been between the latest first x and the earliest last x.
         curves_by_arm = curves(arms, metric.name, axis)

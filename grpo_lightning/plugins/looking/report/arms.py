@@ -17,7 +17,7 @@ from grpo_lightning.types import UsageError, require
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run: its curves and its configuration."""
 
     folder: Path
@@ -49,7 +49,7 @@ class Arm:
 
     name: str
     """The arm's name, from its folders."""
-    runs: dict[str, Run]
+    runs: dict[str, ReportedRun]
     """The runs by seed."""
 
     def shown(self, key: str) -> str:
@@ -57,12 +57,12 @@ class Arm:
         return " / ".join(dict.fromkeys(configs.value_of(run.config or {}, key) for run in self.runs.values()))
 
 
-def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
+def read_runs(arguments: Sequence[Path | str]) -> list[ReportedRun]:
     """Reads the runs in the folders of a command line.
 
     An argument is a run's folder, or one that holds runs: `arm/seed`, or `experiment/arm/seed`.
     """
-    run_by_folder: dict[Path, Run] = {}
+    run_by_folder: dict[Path, ReportedRun] = {}
     for argument in map(Path, arguments):
         folders = run_folders(argument)
         depth = len(folders[0].relative_to(argument).parts)
@@ -87,22 +87,22 @@ def run_folders(argument: Path) -> list[Path]:
     )
 
 
-def read_run(folder: Path, arm: str | None = None) -> Run:
+def read_run(folder: Path, arm: str | None = None) -> ReportedRun:
     """Reads the curves and the configuration of a run."""
     scalars = read_scalars(folder)
     require(bool(scalars), f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
     raw = configs.read_config(folder / "config.yaml")
     if raw is None:
-        return Run(folder, scalars, None, folder.name, arm)
+        return ReportedRun(folder, scalars, None, folder.name, arm)
     seed = raw.get("seed_everything")
     name = folder.name if isinstance(seed, bool) or not isinstance(seed, int) else str(seed)
     starts = configs.starts_of(folder, raw)
-    return Run(folder, scalars, configs.merged(starts), name, arm, configs.changes_of(starts))
+    return ReportedRun(folder, scalars, configs.merged(starts), name, arm, configs.changes_of(starts))
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def arms_of(runs: Sequence[ReportedRun]) -> list[Arm]:
     """Puts runs of equal configuration together, and names them as their folders do."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         key = str(run.folder.resolve())
         if run.arm is not None:
@@ -117,7 +117,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     ]
 
 
-def names(groups: Sequence[Sequence[Run]]) -> list[str]:
+def names(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
     """Returns a clear name of each group of runs: its common folder, or its first run if groups share a folder."""
     folders = [Path(os.path.commonpath([run.folder.resolve() for run in group])) for group in groups]
     if len({*folders}) < len(folders):
@@ -129,7 +129,7 @@ def names(groups: Sequence[Sequence[Run]]) -> list[str]:
     return [name if arm_names.count(name) == 1 else path for name, path in zip(arm_names, short, strict=True)]
 
 
-def _split(group: list[Run]) -> list[list[Run]]:
+def _split(group: list[ReportedRun]) -> list[list[ReportedRun]]:
     """Returns the group; if a seed repeats, the group by folder; and if it repeats even there, each run alone.
 
     Folders that name the arm name the seeds too.
@@ -138,16 +138,16 @@ def _split(group: list[Run]) -> list[list[Run]]:
         return [group]
     if group[0].arm is not None:
         return [[replace(run, seed=run.folder.name) for run in group]]
-    by_folder: dict[Path, list[Run]] = {}
+    by_folder: dict[Path, list[ReportedRun]] = {}
     for run in group:
         by_folder.setdefault(run.folder.resolve().parent, []).append(run)
-    groups: list[list[Run]] = []
+    groups: list[list[ReportedRun]] = []
     for runs in by_folder.values():
         groups += [[run] for run in runs] if _repeats(runs) else [runs]
     return groups
 
 
-def _repeats(runs: Sequence[Run]) -> bool:
+def _repeats(runs: Sequence[ReportedRun]) -> bool:
     return len({run.seed for run in runs}) < len(runs)
 
 

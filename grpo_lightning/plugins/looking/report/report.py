@@ -31,12 +31,12 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     ENOUGH,
     SUMMED,
+    ComparisonTable,
     Curve,
     Metric,
-    Table,
     with_interval,
 )
-from grpo_lightning.plugins.looking.report.arms import Arm, Run, arms_of, read_runs
+from grpo_lightning.plugins.looking.report.arms import Arm, ReportedRun, arms_of, read_runs
 from grpo_lightning.plugins.looking.report.charts import Point, Series, XAxis, chart, outside
 from grpo_lightning.plugins.looking.run_files.run_configs import Config, differing, primary
 from grpo_lightning.plugins.looking.run_files.run_graders import grader_of, measure, warning
@@ -84,7 +84,7 @@ class Report:
     """The folder of the page, which links are relative to."""
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[ReportedRun]:
         """The runs of all arms."""
         return [run for arm in self.arms for run in arm.runs.values()]
 
@@ -165,7 +165,9 @@ class Report:
             "blocks": [block for are in (False, True) if (block := self._block(table, are))[1]],
         }
 
-    def _block(self, table: Table, are_thresholds: bool) -> tuple[list[str], list[tuple[str, str, dict[str, int]]]]:
+    def _block(
+        self, table: ComparisonTable, are_thresholds: bool
+    ) -> tuple[list[str], list[tuple[str, str, dict[str, int]]]]:
         """Returns the heads of a table, and per row its name, how far it counts, and by head its metric's index."""
         rows: dict[tuple[str, str], dict[str, int]] = {}
         for index, metric in enumerate(self.metrics):
@@ -203,7 +205,7 @@ class Report:
                 facts.append(f"{counted(len(cut), 'value')} outside: {ends}")
         return name, "; ".join(filter(None, facts)), svg
 
-    def link(self, run: Run) -> str:
+    def link(self, run: ReportedRun) -> str:
         """Returns the inspector's page of a run, relative to this page; empty if there is none."""
         page = run.folder / INSPECTOR
         return quote(os.fsencode(os.path.relpath(page.resolve(), self.folder))) if page.is_file() else ""

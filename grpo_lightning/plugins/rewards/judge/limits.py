@@ -5,7 +5,7 @@ import threading
 from time import monotonic
 
 
-class Limits:
+class RateLimits:
     """Counts requests and their tokens, so that no minute has more of them than the server allows.
 
     A request counts until a minute after it ended, since nobody knows when in between the server counted it. A request

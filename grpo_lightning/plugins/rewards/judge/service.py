@@ -15,7 +15,7 @@ from time import monotonic, time
 from typing import Any
 
 from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
-from grpo_lightning.plugins.rewards.judge.limits import Limits
+from grpo_lightning.plugins.rewards.judge.limits import RateLimits
 from grpo_lightning.sandbox.pool import Closed, Outcome
 from grpo_lightning.types import Status, UsageError
 
@@ -65,7 +65,7 @@ class Service:
 
     def share(self, num_ranks: int) -> None:
         """Divides the limits among the processes of a run."""
-        self.limits = Limits(*((rate or math.inf) / num_ranks for rate in self.rates))
+        self.limits = RateLimits(*((rate or math.inf) / num_ranks for rate in self.rates))
 
     def refusal(self, body: dict[str, Any]) -> str:
         """Makes a request once; returns the reason why the server does not answer, empty if it does or is busy."""

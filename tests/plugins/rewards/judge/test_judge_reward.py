@@ -21,7 +21,7 @@ from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from grpo_lightning.plugins.rewards.judge import judge_command as command
 from grpo_lightning.plugins.rewards.judge import judge_reward
 from grpo_lightning.plugins.rewards.judge.judge_reward import JudgeReward
-from grpo_lightning.plugins.rewards.judge.limits import Limits
+from grpo_lightning.plugins.rewards.judge.limits import RateLimits
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.sandbox.pool import Closed
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -109,7 +109,7 @@ def test_passing_failures_are_repeated_when_the_server_allows_it(make: Any) -> N
 
 
 def test_the_server_never_sees_more_than_the_rate(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limits, "period", 1.0)
+    monkeypatch.setattr(RateLimits, "period", 1.0)
     with judging(by_text) as server:
         reward = make(server.url, requests_per_minute=10, concurrency=16)
         assert reward([sample(f"{n / 10}") for n in range(35)]).status == ["ok"] * 35
