@@ -36,7 +36,7 @@ test: $(INSTALLED) ## run the tests (ten minutes); JOBS=2 is the number of proce
 	$(TEST)
 
 # Installs nothing: a GPU's machine has its own torch. PYTHON=... chooses another interpreter than that of $(VENV).
-test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu.md
+test-gpu: ## run the tests that need a GPU, with what is installed; see docs/how_to/gpu.md
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON))) -m pytest tests/gpu -rs
 
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.

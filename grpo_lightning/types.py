@@ -59,7 +59,7 @@ class FinishReason(StrEnum):
 
 
 class Status(StrEnum):
-    """The outcome of scoring a sample, or of a task in a worker process. docs/metrics.md explains each."""
+    """The outcome of scoring a sample, or of a task in a worker process. docs/reference/metrics.md explains each."""
 
     OK = "ok"
     ERROR = "error"

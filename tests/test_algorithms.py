@@ -18,7 +18,7 @@ import grpo_lightning
 from grpo_lightning.cli import GRPOCLI
 
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
-EXTENDING = CONFIGS.parent / "docs" / "extending.md"
+EXTENDING = CONFIGS.parent / "docs" / "how_to" / "extending.md"
 REWARD = """
 from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.rewards.results import RewardResult
@@ -68,7 +68,7 @@ def fit(command: Grpo, *options: str, run: str = "run") -> dict[str, dict[int, f
 
 
 def test_the_configurations_are_those_of_the_documentation() -> None:
-    table = (CONFIGS.parent / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    table = (CONFIGS.parent / "docs" / "reference" / "methods.md").read_text(encoding="utf-8")
     assert {path.name for path in ALGORITHMS} == set(re.findall(r"configs/algorithms/(\w+\.yaml)", table))
 
 

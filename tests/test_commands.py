@@ -28,7 +28,7 @@ from grpo_lightning.plugins.rewards.verifier import verify_command as verify
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "experiments" / "README.md",
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]

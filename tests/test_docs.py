@@ -1,4 +1,4 @@
-"""docs/metrics.md names what a run logs, all of it and nothing else; docs/reading_a_run.md names what there is."""
+"""The pages on metrics and on reading a run: the first names what a run logs, and nothing else, the second what there is."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import Fully
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Sample, Status
 
-METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
 def names_in(tables: str) -> list[str]:
@@ -108,7 +108,7 @@ def test_statuses_are_those_of_the_code():
     assert sorted(STATUSES) == sorted(Status)
 
 
-READING = (ROOT / "docs" / "reading_a_run.md").read_text(encoding="utf-8")
+READING = (ROOT / "docs" / "how_to" / "reading_a_run.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_of_the_page_on_reading_a_run_is_documented():
@@ -121,4 +121,6 @@ def test_every_metric_of_the_page_on_reading_a_run_is_documented():
 
 def test_every_picture_of_it_is_shown():
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", READING)
-    assert sorted(shown) == sorted(f"reading_a_run/{path.name}" for path in (ROOT / "docs/reading_a_run").iterdir())
+    assert sorted(shown) == sorted(
+        f"reading_a_run/{path.name}" for path in (ROOT / "docs/how_to/reading_a_run").iterdir()
+    )

@@ -126,12 +126,14 @@ def test_the_page_on_python_runs_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "how_to" / "python.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     sizes = {"max_epochs=60": 1, "check_val_every_n_epoch=10": 1, "prompts_per_step=32": 2, "val_limit=256": 2}
     for size, small in sizes.items():
         assert code.count(size) == 1
         code = code.replace(size, f"{size.partition('=')[0]}={small}")
-    exec(compile(code, "docs/python.md", "exec"), {"__name__": "__main__"})
+    exec(compile(code, "docs/how_to/python.md", "exec"), {"__name__": "__main__"})
     assert re.search(r"tensor\(\d", capsys.readouterr().out)
     folder = tmp_path / "runs" / "in_python"
     assert (folder / "checkpoints" / "last.ckpt").exists() and (folder / "policy" / "config.json").exists()

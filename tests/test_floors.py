@@ -261,7 +261,7 @@ def test_nothing_of_the_package_is_imported_inside_a_sandbox_process() -> None:
     assert [path.name for path in inside if [*imports_of(path)]] == []
 
 
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "explanation" / "one_step.md").read_text(encoding="utf-8")
 
 
 def test_the_architecture_names_every_floor() -> None:

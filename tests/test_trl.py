@@ -257,10 +257,10 @@ def test_a_bound_that_never_holds_would_prove_nothing() -> None:
 
 
 def names_in_docs() -> set[str]:
-    """The settings and classes in TRL's columns of docs/algorithms.md."""
+    """The settings and classes in TRL's columns of docs/reference/methods.md."""
     found: set[str] = set()
     column = None
-    for line in (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "reference" / "methods.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
         if "TRL" in cells:
             column = cells.index("TRL")

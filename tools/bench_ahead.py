@@ -1,6 +1,6 @@
 """Measures what overlap gains: steps of `OneStepOffPolicy` against the same servers in turns, in interleaved repeats.
 
-    taskset -c 0 vllm serve runs/smollm2 ...   # docs/vllm.md has the line
+    taskset -c 0 vllm serve runs/smollm2 ...   # docs/how_to/vllm.md has the line
     OMP_NUM_THREADS=1 taskset -c 1 python tools/bench_ahead.py --model runs/smollm2 --url http://127.0.0.1:8000
 
 In turns a step takes sampling + training; ahead it should take the longer of the two. The load of the machine is

@@ -14,8 +14,9 @@ import grpo_lightning
 ROOT = Path(__file__).resolve().parents[1]
 MIRRORED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"]
 MIRRORED += [
-    "docs/*.*",
-    "docs/reading_a_run/*.svg",
+    "docs/*.png",
+    "docs/**/*.md",
+    "docs/**/*.svg",
     "configs/**/*.yaml",
     "examples/*.py",
     "experiments/README.md",

@@ -1,6 +1,6 @@
 """Measures the KL estimators by summing over every token of small policies: no sampling, so no noise in the numbers.
 
-python docs/figures/measure_kl.py [--write docs/kl.md]
+python docs/figures/measure_kl.py [--write docs/explanation/kl.md]
 
 π_ref is the softmax of 16 normal logits; π_θ and π_old are other logits at a set distance. A token's term is what the
 project's own classes give, its gradient with respect to the logits that of autograd. Sums over the tokens, weighted by

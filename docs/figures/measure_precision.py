@@ -1,7 +1,7 @@
 """Measures what each precision does to a policy: its log-probs, by position, and the weights that 20 steps change.
 
 python docs/figures/measure_precision.py [--policy grpo_lightning:tiny_policy] [--config configs/quickstart.yaml]
-    [--out docs/precision.md]
+    [--out docs/explanation/precision.md]
 
 Prints the table; with --out, puts it between the marks of that file.
 """

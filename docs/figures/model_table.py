@@ -1,4 +1,4 @@
-"""Writes docs/models.md: which architectures of transformers can be trained, and which engine decodes them.
+"""Writes docs/how_to/models.md: which architectures of transformers can be trained, and which engine decodes them.
 
     python docs/figures/model_table.py
 
@@ -15,7 +15,7 @@ import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = ROOT / "docs" / "models.md"
+TABLE = ROOT / "docs" / "how_to" / "models.md"
 
 HEAD = """# Models
 

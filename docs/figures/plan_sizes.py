@@ -1,6 +1,6 @@
-"""Writes the plans of docs/multi_gpu.md: how models of four sizes train on 1, 8 and 64 GPUs.
+"""Writes the plans of docs/how_to/multi_gpu.md: how models of four sizes train on 1, 8 and 64 GPUs.
 
-    python docs/figures/plan_sizes.py --out docs/multi_gpu.md
+    python docs/figures/plan_sizes.py --out docs/how_to/multi_gpu.md
 
 For each it takes the simplest setup that fits, by the numbers of `grpo plan`. No weights are needed.
 """

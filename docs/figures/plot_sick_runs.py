@@ -1,4 +1,4 @@
-"""Makes runs that are ill on purpose, and draws them for docs/reading_a_run.md.
+"""Makes runs that are ill on purpose, and draws them for docs/how_to/reading_a_run.md.
 
 python docs/figures/plot_sick_runs.py [--workers 2] [--out docs/reading_a_run]
 

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/inspect.md from a run's page, with Chromium.
+"""Takes the pictures of docs/how_to/inspect.md from a run's page, with Chromium.
 
 python docs/figures/screenshots.py runs/quickstart [--compare runs/RUN2] [--out docs]
 

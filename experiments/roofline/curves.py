@@ -1,4 +1,4 @@
-"""How the cost of a step grows with group size, prompt, answer, model and μ: the curves of docs/performance.md.
+"""How the cost of a step grows with group size, prompt, answer, model and μ: the curves of docs/how_to/performance.md.
 
     python experiments/roofline/curves.py --out docs
 

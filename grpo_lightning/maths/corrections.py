@@ -3,8 +3,8 @@
 The sampler is the policy μ that sampled the tokens; π_old is the policy at the start of the step. They differ if the
 sampler rounds differently or has older weights. In all formulas r_t = π_old(o_t)/μ(o_t), with |log r_t| at most 20, and
 r_i is the product of r_t over completion i. Together with the ratio of the surrogate this is decoupled PPO: π_θ/π_old
-is clipped, and π_old/μ corrects (arXiv 2110.00641; AReaL, arXiv 2505.24298). docs/algorithms.md has the names that TRL
-and verl use.
+is clipped, and π_old/μ corrects (arXiv 2110.00641; AReaL, arXiv 2505.24298). docs/reference/methods.md has the
+names that TRL and verl use.
 """
 
 from abc import ABC, abstractmethod

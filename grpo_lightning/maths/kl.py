@@ -1,4 +1,7 @@
-"""KL estimators: D_KL[π_θ || π_ref] per token, from log-probs of the sampled token. docs/kl.md compares them."""
+"""KL estimators: D_KL[π_θ || π_ref] per token, from log-probs of the sampled token.
+
+docs/explanation/kl.md compares them.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any

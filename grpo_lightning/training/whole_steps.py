@@ -62,7 +62,7 @@ class WholeSteps(Callback):
         if device.type == "cuda" and trainer.precision == "32-true" and policy.model.dtype == torch.float32:
             rank_zero_info(
                 "on a GPU trainer.precision=bf16-mixed takes a fraction of the time of 32-true, with the same float32 "
-                "weights: docs/precision.md"
+                "weights: docs/explanation/precision.md"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

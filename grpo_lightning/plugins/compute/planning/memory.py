@@ -46,7 +46,7 @@ HEAP_PIECES = 0.6
 """What the heap of a CPU cannot use, as a fraction of the activations: free pieces between an adapter's small tensors.
 
 A rule of thumb: runs with rank 16 on glibc measured 0.57 with 8 layers in float32, 0.43 in bfloat16, and 0 with 2
-layers; passes alone 0.3 to 0.8. `docs/memory.md` says how to give these pieces back.
+layers; passes alone 0.3 to 0.8. `docs/how_to/memory.md` says how to give these pieces back.
 """
 
 

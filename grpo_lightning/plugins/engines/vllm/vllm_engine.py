@@ -82,7 +82,7 @@ class VLLMEngine(RolloutEngine):
         if find_spec("vllm") is None:
             raise UsageError(
                 "model.engine=VLLMEngine needs vLLM: pip install 'grpo-lightning[vllm]' "
-                "(docs/vllm.md has the way for a CPU), or use model.engine=NativeEngine"
+                "(docs/how_to/vllm.md has the way for a CPU), or use model.engine=NativeEngine"
             )
         _check_segments(policy.device)
         if self.max_model_len is None:

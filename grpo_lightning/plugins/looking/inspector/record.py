@@ -1,7 +1,7 @@
 """What a run's updates did to each token: the records under `inspect/` in its folder.
 
-docs/inspect.md has a table of the fields. A file holds one exploration step: a line of JSON about the step, then a
-line per group. Numbers per token are base64 of little-endian float32, float16, int32, int8 or bool, so a token takes
+docs/how_to/inspect.md has a table of the fields. A file holds one exploration step: a line of JSON about the step, then
+a line per group. Numbers per token are base64 of little-endian float32, float16, int32, int8 or bool, so a token takes
 about 200 bytes.
 """
 

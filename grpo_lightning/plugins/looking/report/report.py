@@ -65,7 +65,7 @@ MEANINGS = {
     r"policy/kl_ref": "KL(π_θ ‖ π_ref), nats per token",
     r"time/step": "seconds per exploration step",
 }
-"""A line below the name; docs/metrics.md has more, and all metrics."""
+"""A line below the name; docs/reference/metrics.md has more, and all metrics."""
 
 
 @dataclass(frozen=True)

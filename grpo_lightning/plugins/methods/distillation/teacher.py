@@ -14,7 +14,7 @@ class Teacher(FrozenCopy):
     """Takes another model as the reference: the teacher of on-policy distillation, of any size, with equal vocabulary.
 
     The KL term pulls the policy towards the teacher on completions that the policy samples. The teacher is never
-    trained and is in no checkpoint: a resumed run reads its folder again. docs/distillation.md shows its use.
+    trained and is in no checkpoint: a resumed run reads its folder again. docs/how_to/distillation.md shows its use.
 
     Args:
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.

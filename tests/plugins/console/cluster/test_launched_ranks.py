@@ -84,7 +84,7 @@ def test_two_nodes(folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch)
     """As torchrun starts them. They log what one process logs, until node 1 fails; torchrun can read why."""
     options = ["--trainer.max_epochs=2", "--model.objective.beta=0.04", "--loop.group_size=4"]
     options += ["--loop.prompts_per_step=4", "--loop.num_minibatches=2", "--loop.max_tokens=40"]
-    page = (ROOT / "docs" / "multi_gpu.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    page = (ROOT / "docs" / "how_to" / "multi_gpu.md").read_text(encoding="utf-8").replace("\\\n", " ")
     words = shlex.split(next(line for line in page.splitlines() if line.startswith("torchrun --nnodes 2")))
     given = words[words.index("--trainer.num_nodes") :]
     given[given.index("--trainer.devices") + 1] = "1"

@@ -361,7 +361,9 @@ def test_the_example_of_the_documentation(
     monkeypatch.chdir(tmp_path)
     fit("runs/quickstart", [inspector(num_groups=2)], trainer={"max_epochs": 2, "limit_val_batches": 1})
     capsys.readouterr()
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "inspect.md").read_text("utf-8"), re.DOTALL | re.M)
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "how_to" / "inspect.md").read_text("utf-8"), re.DOTALL | re.M
+    )
     exec(code, {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * 2 * 4 and lines[0].startswith("1 ['mixed'")
