@@ -1,4 +1,4 @@
-"""The pages on metrics and on reading a run: the first names what a run logs, and nothing else, the second what there is."""
+"""The page on metrics names what a run logs and nothing else; the page on reading a run names what there is."""
 
 import re
 from collections.abc import Sequence

@@ -37,8 +37,8 @@ class VLLMServerEngine(RolloutEngine):
 
     Use it if a model does not fit beside the training, or if sampling has separate GPUs. The servers are plain vLLM:
     docs/how_to/vllm.md has the line that starts a server. A prompt goes to the server with most free slots, and its
-    group stays there. With several ranks, each rank uses all servers, and rank 0 sends the weights. A server belongs to one
-    run. A server that dies, hangs or answers nonsense is left out until it comes back, and the others take its work.
+    group stays there. With several ranks, each rank uses all servers, and rank 0 sends the weights. A server belongs to
+    one run. A server that dies, hangs or answers nonsense is left out until it comes back; the others take its work.
 
     Completions equal those of `VLLMEngine` with the same seeds, up to rounding.
 
