@@ -54,11 +54,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {
     "runs/smollm2": "tools/get_smollm2.py",
-    "runs/tiny_policy": "tools/make_tiny_policy.py",
-    "runs/weak_policy": "tools/make_tiny_policy.py --updates 400",
-    "runs/tiny_reward_model": "tools/make_reward_model.py",
+    "runs/guessing_policy": "tools/make_tiny_policy.py --mistakes answer --wrong 0.7",
+    "runs/weak_policy": "tools/make_tiny_policy.py --mistakes answer --wrong 0.7 --updates 400",
+    "runs/guessing_reward_model": "tools/make_reward_model.py --policy runs/guessing_policy",
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
-    "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators +- --updates 1200",
+    "runs/plus_minus_policy": "tools/make_tiny_policy.py --mistakes answer --wrong 0.7 --operators +- --updates 1200",
     "runs/guess_policy": "tools/make_turns_policy.py --task guess",
     "runs/longer_sums": "experiments/warm_start/make_data.py",
     "runs/mixed_sums": "experiments/warm_start/make_data.py --short",

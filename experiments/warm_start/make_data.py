@@ -1,4 +1,4 @@
-"""Writes sums of numbers of three digits with their worked solutions; the tiny policy knows those of two digits.
+"""Writes sums of numbers of three digits with their worked solutions; runs/guessing_policy knows those of two digits.
 
 python experiments/warm_start/make_data.py --out runs/longer_sums
 """

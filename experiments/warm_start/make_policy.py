@@ -1,4 +1,4 @@
-"""Fine-tunes the tiny policy on gold completions, and exports it: what GRPO starts from.
+"""Fine-tunes runs/guessing_policy on gold completions, and exports it: what GRPO starts from.
 
 python experiments/warm_start/make_policy.py --out runs/warm_policy
 """
@@ -21,6 +21,7 @@ def main() -> None:
     options = parser.parse_args()
     grpo = [sys.executable, "-m", "grpo_lightning"]
     task = ["--data.task=JsonPrompts", "--data.task.train=runs/longer_sums/train.jsonl"]
+    task.append("--model.policy.path=runs/guessing_policy")
     files = [f"--config=configs/{name}.yaml" for name in ("quickstart", "warm_start")]
     more = [f"--trainer.max_epochs={options.steps}", "--trainer.limit_val_batches=0"]
     more += ["--model.optimizer.lr=0.002", "--model.lr_scheduler=WarmupCosine", "--model.sampling.max_new_tokens=48"]
