@@ -1,12 +1,14 @@
-"""Makes a tiny, mediocre policy for demonstrations: a character-level Llama that half knows how to add.
+"""Makes a tiny policy for demonstrations: a character-level Llama that adds, and forgets to carry.
 
-It is trained for a minute on worked sums, towards the end with a wrong digit in most answers. So it can do
-the sums, but samples right answers only about a third of the time: GRPO is there to fix that.
+It is trained for a minute on worked sums. In the last third of the training most carries are forgotten. So the policy
+adds right where nothing is carried, which is a third of the sums; elsewhere it carries once in five samples, and hardly
+ever when it decodes greedily. GRPO can teach it the carry: some of its samples have it, and those are right.
 
     python tools/make_tiny_policy.py --out runs/tiny_policy
 
-With these defaults it is `grpo_lightning:tiny_policy`, which is installed with the package. With `--mistakes columns`
-the wrong digits are in the written columns, and the answer follows from them.
+With these defaults it is `grpo_lightning:tiny_policy`, which is installed with the package. `--mistakes answer` and
+`--mistakes columns` make policies with random mistakes: a wrong digit in the answer, or in the written columns. Most
+experiments start from `--mistakes answer --wrong 0.7`, which was the installed policy until November 2026.
 """
 
 import random
@@ -34,7 +36,7 @@ TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 BATCH = 32
 LEARNING_RATE = 3e-3
 MAX_NEW_TOKENS = 128
-Mistakes = Literal["answer", "columns"]
+Mistakes = Literal["carry", "answer", "columns"]
 
 Example = tuple[list[int], list[int]]
 """Ids, and the labels: -100 where there is nothing to learn."""
@@ -82,15 +84,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
     return LlamaForCausalLM(config)
 
 
-def worked_solution(expression: str, wrong: float, rng: random.Random, mistakes: Mistakes = "answer") -> str:
+def worked_solution(expression: str, wrong: float, rng: random.Random, mistakes: Mistakes = "carry") -> str:
     """The written method, column by column: `47+85` -> `<think>7+5=12 4+8+1=13</think><answer>132</answer>`.
 
     Args:
         expression: Two numbers and `+` or `-`. The smaller is taken from the larger: `7-47` is `-(47-7)`.
         wrong: Probability of a mistake.
         rng: Decides about mistakes.
-        mistakes: Where: in one digit of the answer, all columns being right; or in the last digit of each column, with
-            this probability each, and the answer follows from them.
+        mistakes: Which. `carry`: a carry that is due is forgotten, each with this probability; what is written is
+            otherwise right. `columns`: the last digit of a column is wrong, each with this probability, and the
+            answer follows from the columns. `answer`: one digit of the answer is wrong, and the columns are right.
     """
     operator = "+" if "+" in expression else "-"
     left, right = expression.split(operator)
@@ -105,6 +108,8 @@ def worked_solution(expression: str, wrong: float, rng: random.Random, mistakes:
         columns.append(f"{a}{operator}{b}{operator + '1' if carry else ''}={value}")
         digits = f"{value % 10}{digits}"
         carry = value // 10 if operator == "+" else int(a - b - carry < 0)
+        if mistakes == "carry" and carry and rng.random() < wrong:
+            carry = 0
     answer = str(int(f"{carry}{digits}" if operator == "+" else digits))
     if mistakes == "answer" and rng.random() < wrong:
         index = rng.randrange(len(answer))
@@ -131,9 +136,9 @@ def train(
         questions: From Arithmetic, with their expressions.
         updates: Of the weights. The first 70 % see right solutions only: with mixed ones throughout, seed 0 stopped at
             0.90 greedy, and GRPO did not get it higher.
-        wrong: Fraction of wrong answers, or columns, in the rest.
-        rng: Draws questions and wrong digits.
-        mistakes: Where the wrong digits are.
+        wrong: Probability of a mistake in the rest.
+        rng: Draws questions and mistakes.
+        mistakes: Which mistakes, as in `worked_solution`.
     """
 
     def examples(update: int) -> list[Example]:
@@ -199,12 +204,12 @@ def make(
     digits: PositiveInt = 2,
     operators: Literal["+", "-", "+-"] = "+",
     updates: PositiveInt = 800,
-    wrong: ClosedUnitInterval = 0.7,
+    wrong: ClosedUnitInterval = 0.8,
     hidden: PositiveInt = 128,
     layers: PositiveInt = 2,
-    mistakes: Mistakes = "answer",
+    mistakes: Mistakes = "carry",
 ) -> None:
-    """Makes a tiny, mediocre policy that adds: a model and a tokenizer.
+    """Makes a tiny policy that adds, and makes mistakes: a model and a tokenizer.
 
     Args:
         out: Folder to save it in.
@@ -212,10 +217,11 @@ def make(
         digits: Largest number of digits.
         operators: What stands between the two numbers.
         updates: Updates of the weights, 32 sums each.
-        wrong: Fraction of wrong answers, or columns, at the end.
+        wrong: Probability of a mistake at the end: per carry that is due, per answer, or per column.
         hidden: Width of the model, a multiple of 64.
         layers: Depth of the model.
-        mistakes: Where the wrong digits are.
+        mistakes: `carry`: it forgets carries. `answer`: a digit of the answer is wrong, at random. `columns`: the
+            last digit of a column is wrong, at random, and the answer follows.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
     expressions = 100**digits * len(operators)

@@ -48,9 +48,9 @@ def test_model_loads_and_stops_at_eos(folder: Path, tokenizer: PreTrainedTokeniz
 
 
 def test_deterministic_for_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        tool.make(tmp_path / name, seed=seed, digits=1, updates=3, wrong=0.0, hidden=64, layers=1)
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "same", "other")]
+    for index, seed in enumerate((0, 0, 1)):
+        tool.make(tmp_path / str(index), seed=seed, digits=1, updates=3, wrong=0.0, hidden=64, layers=1)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "012"]
     assert weights[0] == weights[1] != weights[2]
     assert "10 held-out questions: greedy " in capsys.readouterr().out
 
@@ -67,6 +67,10 @@ def test_deterministic_for_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[
 )
 def test_worked_solutions(expression: str, solution: str):
     assert tool.worked_solution(expression, 0.0, random.Random(0)) == solution
+
+
+def test_a_due_carry_is_forgotten():
+    assert tool.worked_solution("47+85", 1.0, random.Random(0)) == "<think>7+5=12 4+8=12</think><answer>22</answer>"
 
 
 @pytest.mark.parametrize("operator", ["+", "-"])
