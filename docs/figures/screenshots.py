@@ -85,11 +85,16 @@ def change(tokens: TokenRecord, index: int) -> float:
     return abs(after - old) if 0.1 < math.exp(old) < 0.9 else -1.0
 
 
-def shoot(page: Path, view: dict[str, object], picture: Path) -> None:
-    """Takes one picture of the page."""
+def shoot(page: Path, view: dict[str, object], picture: Path, size: tuple[int, int] = SIZE, scale: float = 1) -> None:
+    """Takes one picture of the page, `scale` pixels for each of `size`."""
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-        options += [f"--window-size={SIZE[0]},{SIZE[1]}", "--virtual-time-budget=3000", f"--screenshot={picture}"]
+        options += [
+            f"--window-size={size[0]},{size[1]}",
+            f"--force-device-scale-factor={scale}",
+            "--virtual-time-budget=3000",
+            f"--screenshot={picture}",
+        ]
         address = f"{page.resolve().as_uri()}#{urlencode(view | {'theme': 'light'})}"
         done = subprocess.run([browser(), *options, address], capture_output=True, text=True, check=False)
     if done.returncode or not picture.exists():
