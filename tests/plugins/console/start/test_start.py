@@ -35,7 +35,7 @@ def test_the_project_runs_as_its_readme_says(
         "mine: README.md, my_rewards.py, run.yaml, train.jsonl, val.jsonl",
         "To train: cd mine && grpo fit --config run.yaml",
     ]
-    assert len(Path("mine", "README.md").read_text().splitlines()) == 6
+    assert len(Path("mine", "README.md").read_text().splitlines()) == 7
     monkeypatch.chdir("mine")
     monkeypatch.syspath_prepend(tmp_path / "mine")
     cli.run(["fit", "--config=run.yaml", "--config", "grpo_lightning:algorithms/dr_grpo", *SMALL])
