@@ -39,8 +39,10 @@ def views(records: Sequence[StepRecord], compares: bool) -> dict[str, dict[str, 
     if prompt is not None:
         found["inspect_follow"] = {"view": "follow", "prompt": prompt, "colour": "probability"}
     if compares:
+        # The first step behind the start: later ones have little left to tell apart.
+        record = records[min(1, len(records) - 1)]
         followed = [number for number, group in enumerate(record.groups) if group.kind == "validation"]
-        shown = {"step": record.step, "group": (followed or [index])[0], "colour": "probability"}
+        shown = {"step": record.step, "group": (followed or [0])[0], "colour": "probability"}
         found["inspect_compare"] = {"view": "compare"} | shown
     return found
 
