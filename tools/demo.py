@@ -1,6 +1,6 @@
 """The demonstrations: train a policy with GRPO on a CPU, and print what changed.
 
-python tools/demo.py           (or `make demo`, which installs first) the tiny policy that is installed learns to add
+python tools/demo.py           (or `make demo`, which installs first) the installed tiny policy learns to carry
 python tools/demo.py --real    (or `make real`) SmolLM2-135M, which learns sums in words
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from plot_run import plot
 
+from grpo_lightning.plugins.looking.inspector.record import read
 from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
 from grpo_lightning.plugins.looking.run_files.run_graders import measure
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars, validation_names
@@ -54,6 +55,18 @@ def answers(folder: Path, count: int = 4) -> str:
     return "\n".join(lines)
 
 
+def greedy_answers(folder: Path) -> str:
+    """The greedy completions of the questions that the inspector follows, before training and after, a line each."""
+    first, *_, last = read(folder)
+    lines = []
+    for record in (first, last):
+        lines.append("before training:" if record.step == 0 else f"after step {record.step}:")
+        for group in [group for group in record.groups if group.kind == "validation"]:
+            greedy = group.completions[0]
+            lines.append(f"  {group.question} {greedy.text} ({'right' if greedy.right else 'wrong'})")
+    return "\n".join(lines)
+
+
 def summary(folder: Path) -> str:
     """First and last validation of a run. The first must be from before training."""
     scalars = read_scalars(folder)
@@ -79,6 +92,8 @@ def main() -> None:
     if real:
         print(f"\nWhat it answered in training:\n{answers(ROOT / folder)}")
     if (ROOT / folder / "inspect").is_dir():
+        if not real:
+            print(f"\nWhat it answers greedily:\n{greedy_answers(ROOT / folder)}")
         pages = f"every token in {folder}/inspect.html, "
         run("The page of every token", "-m", "grpo_lightning", "inspect", folder, "-o", f"{folder}/inspect.html")
     if draws:
