@@ -20,8 +20,9 @@ TABLE = ROOT / "docs" / "reference" / "models.md"
 HEAD = """# Which architectures work
 
 For each architecture, a tiny random model was saved, loaded as a user loads it, and compared with plain forwards of an
-independent copy (`tests/plugins/engines/native/test_models.py`; transformers {version}, float32). "yes" means that log-probs,
-gradients and completions agree to rounding. [Does my model work?](../how_to/models.md) shows how to try another model.
+independent copy (`tests/plugins/engines/native/test_models.py`; transformers {version}, float32). "yes" means that
+log-probs, gradients and completions agree to rounding. [Does my model work?](../how_to/models.md) shows how to try
+another model.
 
 - **trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
 - **shared prefix**: a group's prompt goes through the model once.
