@@ -130,23 +130,21 @@ def test_every_member_is_reached_by_its_class_name(monkeypatch: pytest.MonkeyPat
 def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_method", raising=False)  # another test may have a file of this name
     text = EXTENDING.read_text(encoding="utf-8")
-    code, shell = re.findall(r"```python\n(.*?)```", text, re.DOTALL), re.search(r"```bash\n(.*?)```", text, re.DOTALL)
-    assert len(code) == 2 and shell
-    (folder / "my_method.py").write_text("\n".join(code))
-    words = shell[1].replace("\\\n", " ").split()
-    assert " ".join(words[:6]) == "grpo fit --config configs/quickstart.yaml --trainer.default_root_dir runs/my_method"
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        (folder / code[3:].partition(":")[0]).write_text(code)
+    words = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " ").split()
+    assert words[3] == "grpo_lightning:quickstart"
     found = fit(command, *words[6:], "--loop.stop.nats=100", "--trainer.max_epochs=2")
     # The rule stops at the second update of each step, the first one it is asked at.
     assert set(found["optim/updates"].values()) == {1}
     assert set(found["optim/stopped_by/EntropyBelow"].values()) == {1}
     assert all(value > 0 for value in found["optim/grad_norm"].values())
-    in_yaml = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert in_yaml
-    (folder / "my_method.yaml").write_text(in_yaml[1])
+    (in_yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (folder / "my_method.yaml").write_text(in_yaml)
     assert (
         Built(["fit", "--config", str(QUICKSTART), "--config", "my_method.yaml"]).model.objective.surrogate.reach == 0.3
     )
-    options = ["--model.advantage=my_method.Slow", "--model.advantage.decay=0.5", "--trainer.max_epochs=1"]
+    options = ["--model.advantage=my_baseline.Slow", "--model.advantage.decay=0.5", "--trainer.max_epochs=1"]
     slow = fit(command, *options, "--trainer.default_root_dir=slow", run="slow")
     assert slow["optim/grad_norm"][0] > 0
 

@@ -1,4 +1,4 @@
-"""Writes docs/how_to/models.md: which architectures of transformers can be trained, and which engine decodes them.
+"""Writes docs/reference/models.md: which architectures of transformers can be trained, and which engine decodes them.
 
     python docs/figures/model_table.py
 
@@ -15,40 +15,26 @@ import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = ROOT / "docs" / "how_to" / "models.md"
+TABLE = ROOT / "docs" / "reference" / "models.md"
 
-HEAD = """# Models
+HEAD = """# Which architectures work
 
-Any causal LM that transformers loads can be tried: what does not work is refused in a sentence before a run begins.
-For each architecture below, a tiny random model was saved, loaded as a user loads it, and its log-probs, gradients and
-completions were compared with plain forwards of an independent copy
-(`tests/plugins/engines/native/test_models.py`; transformers {version}, float32). "yes" means that they agree to
-rounding.
+For each architecture, a tiny random model was saved, loaded as a user loads it, and compared with plain forwards of an
+independent copy (`tests/plugins/engines/native/test_models.py`; transformers {version}, float32). "yes" means that
+log-probs, gradients and completions agree to rounding. [Does my model work?](../how_to/models.md) shows how to try
+another model.
 
-- **Trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
-- **Shared prefix**: a group's prompt goes through the model once.
-- **NativeEngine** is the default and the faster with long prompts. `model.engine=PlainEngine` decodes what it cannot.
+- **trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
+- **shared prefix**: a group's prompt goes through the model once.
+- **NativeEngine**: the default engine samples from it.
+- **PlainEngine**: `--model.engine PlainEngine` samples from it.
 
 | architecture | class | trains | attention | shared prefix | NativeEngine | PlainEngine |
 |---|---|---|---|---|---|---|
 """
 
 FOOT = """
-A refusal reads like this:
-
-    {example}
-
-What is not there, for any architecture:
-
-- **Folders that hold only an adapter** of PEFT: merge it into its base first (`merge_and_unload` of PEFT). A run makes
-  an adapter of its own with `model.policy.adapter`; see [adapters.md](adapters.md).
-- **Sequences beyond the original length with `longrope` or `dynamic`** rotary positions: there transformers changes the
-  frequencies of everything in a forward, so that a completion would depend on the completions beside it. The
-  frequencies are fixed at those of the original length, which is where the context ends.
-- **The router's auxiliary loss** of mixture-of-experts models: the objective alone is trained, and nothing balances the
-  experts.
-
-This page is written by `python docs/figures/model_table.py`; a test compares it with what the tests find.
+This page is written by `python docs/figures/model_table.py` in a clone; a test compares it with what the tests find.
 """
 
 
@@ -93,10 +79,9 @@ def main() -> None:
         print(row(finding), *finding.errors, sep="\n  ")
     if any(finding.errors for finding in findings):
         sys.exit("wrong numbers or raw exceptions: the page is not written")
-    example = next(finding.native for finding in findings if finding.family == "bloom")
     lines = [row(finding) for finding in findings]
     head = HEAD.format(version=transformers.__version__)
-    TABLE.write_text(head + "\n".join(lines) + "\n" + FOOT.format(example=example), encoding="utf-8")
+    TABLE.write_text(head + "\n".join(lines) + "\n" + FOOT, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Makes runs that are ill on purpose, and draws them for docs/how_to/reading_a_run.md.
 
-python docs/figures/plot_sick_runs.py [--workers 2] [--out docs/reading_a_run]
+python docs/figures/plot_sick_runs.py [--workers 2] [--out docs/how_to/reading_a_run]
 
 The runs are those of experiments/sick_runs/experiment.yaml, made by tools/run_experiment.py; those that are complete
 are kept. The pictures are SVG files, one per illness, in the folder of `--out`. The table of the experiment's README,
@@ -151,7 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Makes runs that are ill on purpose, and draws them.")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, a thread each")
-    parser.add_argument("--out", type=Path, default=run_experiment.ROOT / "docs/reading_a_run", help="pictures' folder")
+    pictures = run_experiment.ROOT / "docs/how_to/reading_a_run"
+    parser.add_argument("--out", type=Path, default=pictures, help="pictures' folder")
     options = parser.parse_args(arguments)
     folder = run_experiment.ROOT / "experiments/sick_runs"
     run_experiment.main([str(folder), "--workers", str(options.workers)])

@@ -1,8 +1,8 @@
 """What a run's updates did to each token: the records under `inspect/` in its folder.
 
-docs/how_to/inspect.md has a table of the fields. A file holds one exploration step: a line of JSON about the step, then
-a line per group. Numbers per token are base64 of little-endian float32, float16, int32, int8 or bool, so a token takes
-about 200 bytes.
+docs/reference/records.md has tables of the fields. A file holds one exploration step: a line of JSON about the step,
+then a line per group. Numbers per token are base64 of little-endian float32, float16, int32, int8 or bool, so a token
+takes about 200 bytes.
 """
 
 import base64
@@ -59,11 +59,15 @@ class TokenRecord:
     ids: Array
     """[T] int32 token ids."""
     pieces: list[str]
-    """[T] the text that each token adds; joined, the pieces are the decoded text."""
+    """[T] the text that each token adds; joined, the pieces are the decoded text with the names of special tokens.
+
+    A token that ends inside a character adds nothing; the token that completes the character adds all of it."""
     context: Array | None = None
     """[T] bool, True for context tokens; None if the policy sampled every token."""
     sampler_logp: Array | None = None
-    """[T] float32 log-prob that the engine recorded when it sampled the token, filters included."""
+    """[T] float32 log-prob that the engine recorded when it sampled the token, filters included.
+
+    None for a followed answer that is greedy or filtered: it comes from another distribution than is measured."""
     old_logp: Array | None = None
     """[T] float32 log π_old."""
     update_logp: Array | None = None
@@ -179,7 +183,7 @@ class CompletionRecord:
     greedy: bool = False
     """True for the greedy answer to a validation prompt."""
     grader: str = ""
-    """The name of the reward that decides what is right; its value is in `scores`. Empty if there is none."""
+    """The name of the reward that decides what is right, above 0.5; its value is in `scores`. Empty if none."""
     conversation: ConversationRecord | None = None
     """The turns; None without an environment."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -211,7 +215,9 @@ class GroupRecord:
     std: float | None
     """Population standard deviation of those rewards; None if every reward failed."""
     update: int | None
-    """Index of the last update of the step whose forward saw the group; None if no update did."""
+    """Index of the last update of the step whose forward saw the group, from 0; None if no update did.
+
+    A stop rule may have refused that update, or it was not finite."""
     completions: list[CompletionRecord]
     """The completions; the greedy answer of a validation prompt first."""
     vocabulary: dict[int, str]

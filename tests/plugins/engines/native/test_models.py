@@ -20,7 +20,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def page() -> dict[str, list[str]]:
-    """The rows of docs/how_to/models.md by family."""
+    """The rows of docs/reference/models.md by family."""
     lines = model_table.TABLE.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return {cells[0]: cells[1:] for cells in rows[2:]}

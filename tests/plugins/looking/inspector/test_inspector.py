@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import pytest
+import record_table
 import torch
 from helpers.command import Grpo
 from helpers.contracts import SURROGATES, make, members
@@ -355,6 +356,10 @@ def test_a_file_says_what_it_was_given(clipped: Path) -> None:
             assert (one.finish_reason == "stop") == (one.tokens.ids[-1] in STOP_IDS)
 
 
+def test_the_tables_of_the_documentation_are_the_docstrings() -> None:
+    assert record_table.written(page := record_table.PAGE.read_text("utf-8")) == page
+
+
 def test_the_example_of_the_documentation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,7 +367,7 @@ def test_the_example_of_the_documentation(
     fit("runs/quickstart", [inspector(num_groups=2)], trainer={"max_epochs": 2, "limit_val_batches": 1})
     capsys.readouterr()
     (code,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "how_to" / "inspect.md").read_text("utf-8"), re.DOTALL | re.M
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "records.md").read_text("utf-8"), re.DOTALL | re.M
     )
     exec(code, {})
     lines = capsys.readouterr().out.splitlines()

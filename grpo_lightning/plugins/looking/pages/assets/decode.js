@@ -1,4 +1,4 @@
-// Records as typed arrays. docs/how_to/inspect.md describes the format; a step is decoded when it is first looked at.
+// Records as typed arrays. docs/reference/records.md describes the format; a step is decoded when it is first looked at.
 
 const ARRAY_TYPES = {
   ids: Int32Array, context: Int8Array, clip: Int8Array, top_before_ids: Int32Array, top_after_ids: Int32Array,
