@@ -170,7 +170,7 @@ def number(x: float) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads), *("| " + " | ".join(r) + " |" for r in rows)]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(r) + " |" for r in rows)]
     return "\n".join(lines)
 
 
@@ -241,27 +241,6 @@ def two_token_table() -> str:
     return table(["", *names], [["error", *errors]])
 
 
-def sensitivity_table() -> str:
-    """Value and derivative by log π_θ of k2 and k3 on policy, over π_ref/π_θ; weighted k3 has k2's derivative there."""
-    ratio = torch.tensor([1e-3, 0.1, 1, 10, 1e3], dtype=torch.float64)
-    old_logp = torch.full_like(ratio, -8.0)  # any number will do: on policy only the ratio counts
-    columns = []
-    for kl in (K2(), K3(), ImportanceWeighted(K3())):
-        logp = old_logp.clone().requires_grad_()
-        values = kl(logp, old_logp + ratio.log(), old_logp)
-        columns += [values.tolist(), torch.autograd.grad(values.sum(), logp)[0].tolist()]
-    assert torch.allclose(torch.tensor(columns[1]), torch.tensor(columns[5]))
-    rows = [[f"{r:g}", *map(three, line)] for r, *line in zip(ratio.tolist(), *columns[:4], strict=True)]
-    return table(
-        [r"$\pi_{ref}/\pi_\theta$", "k2", "derivative of k2 and of weighted k3", "k3", "derivative of k3"], rows
-    )
-
-
-def three(x: float) -> str:
-    """Three significant digits."""
-    return "0" if abs(x) < 1e-12 else f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
-
-
 def measure() -> str:
     """All tables, each under its title."""
     near = {f"KL {kl:g}": draw(kl, 0) for kl in (0.001, 0.01, 0.1, 1)}
@@ -271,7 +250,6 @@ def measure() -> str:
         f"Value off policy, KL 0.1: {VALUES}": value_table(PLAIN | WEIGHTED, off),
         "Gradient: error against the reverse KL's, and noise": gradient_table(PLAIN | WEIGHTED | REWARD),
         "Gradient for completions of two tokens, on policy: error against the gradient of their KL": two_token_table(),
-        r"One token on policy: value, and derivative by $\log\pi_\theta$": sensitivity_table(),
     }
     return "\n\n".join(f"**{title}**\n\n{rows}" for title, rows in parts.items())
 

@@ -222,7 +222,7 @@ def signed(*values: float) -> list[str]:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads), *("| " + " | ".join(r) + " |" for r in rows)]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(r) + " |" for r in rows)]
     return "\n".join(lines)
 
 
