@@ -77,7 +77,7 @@ def table(path: str, config: str) -> str:
     tokens = torch.randint(6, len(twin.tokenizer), (1, longest), generator=torch.Generator().manual_seed(0))
     heads = [f"KL to float32 at {position}" for position in positions]
     heads += [f"weights changed, lr {rate:g}" for rate in RATES]
-    lines = ["| precision | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(heads)]
+    lines = ["| precision | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     for name, (precision, dtype) in PRECISIONS.items():
         kl = divergence(load(path, dtype), twin, precision == "bf16-mixed", tokens)
         cells = [f"{float(kl[position - 40 : position + 40].mean()):.1e}" for position in positions]

@@ -5,7 +5,7 @@ python docs/figures/plot_objective.py [--out docs]
 objective.png     the clipped objective: unclipped, clipped, and the smaller of the two (π_old fixed, ε = 0.2)
 kl_surface.png    k3 over π_θ and π_ref
 surrogates.png    value and gradient of every surrogate for a completion of one token, π_old = 0.3
-objective.md      a page with all of it
+explanation/objective.md  the page with all of it, in which the examples are replaced
 """
 
 import argparse
@@ -167,28 +167,7 @@ def plot_surrogates(out: Path) -> None:
     figure.savefig(out)
 
 
-PAGE = """# The objective in pictures and numbers
-
-`python docs/figures/plot_objective.py` makes this page from the package's own functions.
-
-![The objective over the ratio](objective.png)
-
-`Clipped`, per token: between the bounds (grey) the two agree. Of ratio and clipped ratio the one that is worse for the
-policy counts, so a token stops pushing where it has gone far enough, and never where it has gone the wrong way.
-
-![k3 over both probabilities](kl_surface.png)
-
-`K3`, the KL term of one token: 0 on the diagonal, and steeper where the reference finds a token likely that the policy
-does not than in the reverse case. [kl.md](kl.md) measures the estimators.
-
-![Value and derivative of every surrogate](surrogates.png)
-
-Every surrogate with its defaults, for a completion of one token: `SequenceClipped` is GSPO, whose bounds, meant for
-the mean over a long completion, are close to 1. The derivative is what moves log π_θ.
-
-## Worked examples
-
-{examples}"""
+OPEN, CLOSE = "<!-- examples -->", "<!-- /examples -->"
 
 
 def clipped_rows(old: float, advantage: float, thetas: Sequence[float]) -> list[list[float]]:
@@ -218,19 +197,21 @@ def examples() -> str:
     """The four examples as Markdown."""
     parts = []
     for number, (old, advantage, thetas) in enumerate(EXAMPLES, start=1):
-        parts.append(f"**Example {number}**: π_old = {old:.3f}, ε = {EPSILON}, Â = {advantage:.1f}")
+        parts.append(
+            f"**Example {number}**: $\\pi_{{old}}={old:.3f}$, $\\varepsilon={EPSILON}$, $\\hat A={advantage:.1f}$"
+        )
         rows = [[f"{x:.3f}" for x in row] for row in clipped_rows(old, advantage, thetas)]
-        parts.append(table(("π_old", "π_θ", "ratio", "clipped ratio", "clipped objective"), rows))
-    advantage, beta, old, theta = KL_EXAMPLE.values()
+        parts.append(table((r"$\pi_\theta$", "ratio", "clipped ratio", "objective"), [row[1:] for row in rows]))
+    advantage, beta, old, _ = KL_EXAMPLE.values()
     parts.append(
-        f"**Example 4**: Â = {advantage}, ε = {EPSILON}, β = {beta}, π_old = {old:.3f}, "
-        f"π_θ = {theta:.3f}⁻, just under (1 + ε) π_old"
+        f"**Example 4**, where clip and KL term pull apart: $\\hat A={advantage}$, $\\varepsilon={EPSILON}$, "
+        f"$\\beta={beta}$, $\\pi_{{old}}={old:.3f}$, $\\pi_\\theta$ just below $(1+\\varepsilon)\\pi_{{old}}$"
     )
     rows = [
-        [f"{ref:g}" if ref < 1e-3 else f"{ref:.3f}", f"{old:.3f}", f"{theta:.3f}⁻", f"{clip:+.3f}", *signed(kl, total)]
-        for ref, old, theta, clip, kl, total in kl_rows()
+        [f"{ref:g}" if ref < 1e-3 else f"{ref:.3f}", f"{clip:+.3f}", *signed(kl, total)]
+        for ref, _, _, clip, kl, total in kl_rows()
     ]
-    parts.append(table(("π_ref", "π_old", "π_θ", "dJ/dπ_θ, clip term", "dJ/dπ_θ, KL", "total"), rows))
+    parts.append(table((r"$\pi_{ref}$", r"$dJ/d\pi_\theta$, clip term", "KL term", "total"), rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -241,7 +222,7 @@ def signed(*values: float) -> list[str]:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads), *("| " + " | ".join(r) + " |" for r in rows)]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(r) + " |" for r in rows)]
     return "\n".join(lines)
 
 
@@ -255,7 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plot_kl_surface(options.out / "kl_surface.png")
     plot_surrogates(options.out / "surrogates.png")
     text = examples()
-    (options.out / "objective.md").write_text(PAGE.format(examples=text), encoding="utf-8")
+    page = options.out / "explanation" / "objective.md"
+    if page.exists():
+        before, rest = page.read_text(encoding="utf-8").split(OPEN)
+        page.write_text(f"{before}{OPEN}\n\n{text}\n{CLOSE}{rest.split(CLOSE)[1]}", encoding="utf-8")
     print(text)
 
 

@@ -1,6 +1,8 @@
-"""How the cost of a step grows with group size, prompt, answer, model and μ: the curves of docs/how_to/performance.md.
+"""How the cost of a step grows with group size, prompt, answer, model and μ.
 
-    python experiments/roofline/curves.py --out docs
+    python experiments/roofline/curves.py --write
+
+`--write` replaces the table of README.md and the picture of docs/how_to/performance.md.
 
 Each point is a few steps of the small Llama of experiments/versus_trl, in this process. Points are measured in turns,
 round by round, and one is the median of its rounds. Processor seconds count, over all threads: they vary less than the
@@ -240,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measures how the cost of a step grows.")
     parser.add_argument("--rounds", type=int, default=3, help="rounds after one to warm up (%(default)s)")
     parser.add_argument("--scale", type=int, default=1, help="divides the sizes that grow, for a trial (%(default)s)")
-    parser.add_argument("--out", type=Path, help="folder of performance.md, in which table and plot are replaced")
+    parser.add_argument("--write", action="store_true", help="replace the table of README.md and docs/performance.png")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.scale < 1:
         parser.error(f"--rounds {options.rounds} --scale {options.scale}: give 1 or more")
@@ -248,10 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seconds = measure([point for curve in found for point in curve.points], options.rounds)
     text = f"{table_of(found, seconds)}\n\nthreads: {torch.get_num_threads()}; torch {torch.__version__}."
     print(text)
-    if options.out:
-        page = options.out / "performance.md"
+    if options.write:
+        page = HERE / "README.md"
         page.write_text(between(page.read_text(encoding="utf-8"), MARK, text), encoding="utf-8")
-        plot(found, seconds, options.out / "performance.png")
+        plot(found, seconds, ROOT / "docs" / "performance.png")
 
 
 if __name__ == "__main__":
