@@ -37,7 +37,7 @@ PROGRAMS = "grpo|grpo-verify|python|make|tensorboard|pip|source|echo|torchrun|gi
 NOT_RUN = {
     r"make .*": "installs into .venv and takes minutes",
     r"(python -m )?pip .*": "needs the network",
-    r"cd sums .*": "a line of the shell; in tests/plugins/console/start",
+    r"cd \w+ .*": "a line of the shell; in tests/plugins/console/start",
     r"source .*": "is about the reader's shell",
     r"tensorboard .*": "serves until it is stopped",
     r"grpo.*smollm2.*": "needs a package of 93 MB from the network; the tool checks what it has made",
@@ -49,7 +49,6 @@ NOT_RUN = {
     r".*runs/sweep.*": "needs the runs of a loop, which is a program of the shell",
     r".*\$task.*|grpo export runs/warm .*": "needs runs of minutes; small in tests/plugins/sources/demonstrations",
     r".*bench_ahead.*": "needs a server of vLLM",
-    r".*runs/mixed/.*": "needs data of the line before; small in tests/plugins/data/orders",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own",
     r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|export|evaluate|judge))?": "a name",
@@ -102,6 +101,11 @@ TRIED = [one for one in COMMANDS if not any(re.fullmatch(pattern, one) for patte
 FLAGS = [shlex.split(one.removeprefix(ROW)) for one in TRIED if one.startswith(f"{ROW} ")]
 WHOLE = [one for one in TRIED if not one.startswith(f"{ROW} ")]
 
+PAGES = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+BLOCKS = re.findall(r"^```yaml\n((?!# \().*?)^```", PAGES, re.DOTALL | re.MULTILINE)
+"""Options in the pages. The first line of a block that cannot be read here says why: `# (needs a server)`."""
+WHOLE += [f"{ROW} --config {number}.yaml --print_config" for number in range(len(BLOCKS))]
+
 
 def runs(command: str) -> bool:
     """Whether it is the first of its subcommand, or makes a folder that others name."""
@@ -123,10 +127,11 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["grpo"])
         cli.run(["fit", "--config", "configs/quickstart.yaml", "--trainer.enable_progress_bar", "false", *SIZES])
-    for document in DOCUMENTS:
-        for code in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE):
-            if name := re.match(r'(?:# |""")(\w+\.py)\b', code):
-                (folder / name[1]).write_text(code)
+    for code in re.findall(r"^```python\n(.*?)^```", PAGES, re.DOTALL | re.MULTILINE):
+        if name := re.match(r'(?:# |""")(\w+\.py)\b', code):
+            (folder / name[1]).write_text(code)
+    for number, block in enumerate(BLOCKS):
+        (folder / f"{number}.yaml").write_text(block)
     (folder / "mine.yaml").write_text("{trainer: {default_root_dir: runs/mine}}")
     return folder
 

@@ -257,10 +257,11 @@ def test_a_bound_that_never_holds_would_prove_nothing() -> None:
 
 
 def names_in_docs() -> set[str]:
-    """The settings and classes in TRL's columns of docs/reference/methods.md."""
+    """The settings and classes in TRL's columns of the pages that have them."""
     found: set[str] = set()
     column = None
-    for line in (ROOT / "docs" / "reference" / "methods.md").read_text(encoding="utf-8").splitlines():
+    pages = [ROOT / "docs" / name for name in ("reference/methods.md", "how_to/port.md")]
+    for line in "\n\n".join(page.read_text(encoding="utf-8") for page in pages).splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
         if "TRL" in cells:
             column = cells.index("TRL")
