@@ -18,10 +18,19 @@ COPIED = ["docs/assets/*", "docs/live/*", "docs/notebooks/*"]
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 PICTURE = re.compile(r"(<a [^>]*>\s*)?(<img [^>]*?src=\"([^\"]+)\"[^>]*>)")
 OPERATOR = re.compile(r"<m[io]>([A-Za-z]{2,})</m[io]>(?=(<mo[^>]*>&#x00028;)?)")
+OUTPUT = re.compile(r'<div id="output-(\d+)"></div>')
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 CODE = re.compile(r"<code>([^<]{20,})</code>")
 shown: set[str] = set()
 """The characters in formulas, of all pages."""
+outputs: list[str] = []
+"""The outputs of notebooks, which no Markdown may touch."""
+
+
+def on_config(config: Any) -> Any:
+    """Adds the notebook to the navigation, after the page on Python."""
+    add_after(config.nav, "docs/how_to/python.md", {"See it in a notebook": "docs/notebooks/quickstart.md"})
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -29,9 +38,11 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File  # here, so that the tests need no mkdocs
 
     shown.clear()
+    outputs.clear()
     for path in sorted(path for pattern in COPIED for path in ROOT.glob(pattern)):
         name = str(path.relative_to(ROOT))
-        files.append(File.generated(config, name, abs_src_path=str(path)))
+        if files.get_file_from_path(name) is None:
+            files.append(File.generated(config, name, abs_src_path=str(path)))
         if path.suffix == ".ipynb":
             text = page_of(json.loads(path.read_text(encoding="utf-8")), path.name)
             files.append(File.generated(config, name.removesuffix(".ipynb") + ".md", content=text))
@@ -46,13 +57,25 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def on_page_content(content: str, **_: Any) -> str:
     """Formulas as MathML, pictures as links to themselves, and long names in tables with places to break at."""
     content = TABLE.sub(lambda table: CODE.sub(breakable, table[0]), content)
-    return PICTURE.sub(to_link, FORMULA.sub(to_mathml, content))
+    content = PICTURE.sub(to_link, FORMULA.sub(to_mathml, content))
+    return OUTPUT.sub(lambda output: f'<div class="output">{outputs[int(output[1])]}</div>', content)
 
 
 def on_post_build(config: Any) -> None:
     """Writes the font of the formulas."""
     target = Path(config.site_dir) / "docs" / "assets" / "math.woff"
     target.write_bytes(font_of("".join(shown)))
+
+
+def add_after(nav: list[Any], page: str, entry: dict[str, str]) -> None:
+    """Adds an entry to the list that has the page."""
+    for index, item in enumerate(nav):
+        for value in item.values() if isinstance(item, dict) else [item]:
+            if value == page:
+                nav.insert(index + 1, entry)
+                return
+            if isinstance(value, list):
+                add_after(value, page, entry)
 
 
 def to_mathml(formula: re.Match[str]) -> str:
@@ -104,26 +127,20 @@ def font_of(characters: str) -> bytes:
 
 
 def page_of(notebook: dict[str, Any], name: str) -> str:
-    """The Markdown of a notebook: its text, its code and the outputs that are stored in it."""
+    """The Markdown of a notebook: its text, its code and the places of the outputs that are stored in it."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
-        outputs = [text for output in cell.get("outputs", []) if (text := output_of(output))]
-        parts += [f'<div class="output">\n{text}\n</div>' for text in outputs]
-    # The title is the first line of the first cell.
-    title, _, rest = parts[0].partition("\n")
-    link = f'<a href="{name}" download>Download this notebook</a>'
-    return "\n\n".join([title, rest.strip(), *parts[1:], link]) + "\n"
+        for output in map(output_of, cell.get("outputs", [])):
+            parts.append(f'<div id="output-{len(outputs)}"></div>')
+            outputs.append(output)
+    return "\n\n".join([*parts, f'<a href="{name}" download>This page as a notebook</a>']) + "\n"
 
 
 def output_of(output: dict[str, Any]) -> str:
     """An output of a cell as html: the richest form of it that is stored."""
-    data = output.get("data", {"text/plain": output.get("text", "")})
-    data = {kind: "".join(text) for kind, text in data.items()}
-    if "text/html" in data:
-        return data["text/html"]
+    data = {kind: "".join(text) for kind, text in output.get("data", {"text/plain": output.get("text", "")}).items()}
     if "image/png" in data:
         return f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
-    text = html.escape(data.get("text/plain", "").rstrip())
-    return f"<pre><code>{text}</code></pre>" if text else ""
+    return data.get("text/html") or f"<pre><code>{html.escape(data['text/plain'].rstrip())}</code></pre>"
