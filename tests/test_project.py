@@ -20,14 +20,14 @@ TESTED = {
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 }
 USED_BY = {
-    "docs": ["mkdocs.yml", "Makefile", "tools"],
+    "docs": ["mkdocs.yml", "tools"],
     "dev": ["Makefile", "tests", "tools"],
     "bench": ["experiments", "tools"],
     "smollm2": ["tools"],
     "openenv": ["examples", "tests"],
 }
 """Files and folders that name an extra's packages; elsewhere the package itself does."""
-TRACES = {"fonttools": "fontTools", "pytest-xdist": "-n $(JOBS)", "mkdocs-material": "name: material"}
+TRACES = {"pytest-xdist": "-n $(JOBS)", "mkdocs-material": "name: material"}
 """What shows that a package is used, where that is not its name."""
 
 

@@ -1,7 +1,7 @@
 """Hooks of mkdocs for the site's look: formulas as MathML, pictures that open in full size, the notebook as a page.
 
-Nothing is fetched and no script is needed: `$...$` and `$$...$$` become MathML here. Their font is a part of STIX Two
-Math, which the package ziamath brings: the characters that the pages use.
+Nothing is fetched and no script is needed: `$...$` and `$$...$$` become MathML here. fonttools cuts the characters that
+the pages use out of STIX Two Math, the font in the package ziamath.
 """
 
 import html
