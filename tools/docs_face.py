@@ -8,16 +8,27 @@ import html
 import io
 import json
 import re
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ["docs/assets/*", "docs/live/*", "docs/notebooks/*"]
 """Files of the site that are no pages."""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 PICTURE = re.compile(r"(<a [^>]*>\s*)?(<img [^>]*?src=\"([^\"]+)\"[^>]*>)")
-OPERATOR = re.compile(r"<m[io]>([A-Za-z]{2,})</m[io]>(?=(<mo[^>]*>&#x00028;)?)")
+LETTER = r'<mi(?: mathvariant="normal")?>%s</mi>'
+WORD = re.compile(
+    r'(?:<mi mathvariant="normal">\w</mi>){2,}|'
+    + "|".join("".join(LETTER % letter for letter in word) for word in ("old", "ref"))
+)
+"""The letters of a word, upright or the name of a policy."""
+SYMBOL = re.compile(
+    r"(<(?:code|pre|math|script|style)\b.*?</(?:code|pre|math|script|style)>|<[^>]*>)|π_(θ|old|ref)\b", re.DOTALL
+)
+"""A policy in running text, or in the first group what is no running text."""
+OPERATOR = re.compile(r"<m[io]>(log|exp|min|max|[a-z]{2,}(?<!old)(?<!ref))</m[io]>(?=(<mo[^>]*>&#x00028;)?)")
 OUTPUT = re.compile(r'<div id="output-(\d+)"></div>')
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 CODE = re.compile(r"<code>([^<]{20,})</code>")
@@ -37,7 +48,6 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the files that pages need, and a page for each notebook."""
     from mkdocs.structure.files import File  # here, so that the tests need no mkdocs
 
-    shown.clear()
     outputs.clear()
     for path in sorted(path for pattern in COPIED for path in ROOT.glob(pattern)):
         name = str(path.relative_to(ROOT))
@@ -57,7 +67,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def on_page_content(content: str, **_: Any) -> str:
     """Formulas as MathML, pictures as links to themselves, and long names in tables with places to break at."""
     content = TABLE.sub(lambda table: CODE.sub(breakable, table[0]), content)
-    content = PICTURE.sub(to_link, FORMULA.sub(to_mathml, content))
+    content = FORMULA.sub(to_mathml, content)
+    content = SYMBOL.sub(lambda text: text[1] or mathml_of(rf"\pi_{{{text[2]}}}"), content)
+    content = PICTURE.sub(to_link, content)
     return OUTPUT.sub(lambda output: f'<div class="output">{outputs[int(output[1])]}</div>', content)
 
 
@@ -79,15 +91,23 @@ def add_after(nav: list[Any], page: str, entry: dict[str, str]) -> None:
 
 
 def to_mathml(formula: re.Match[str]) -> str:
-    """The MathML of an element that arithmatex made."""
+    """The MathML of an element that arithmatex made; a block scrolls if it is too wide."""
+    latex = html.unescape(formula[2]).strip()
+    if formula[1] == "span":
+        return mathml_of(latex)
+    return f'<span class="formula">{mathml_of(latex, "block")}</span>'
+
+
+@cache
+def mathml_of(latex: str, display: Literal["inline", "block"] = "inline") -> str:
+    """MathML, with words upright and operators spaced as TeX does it."""
     from latex2mathml.converter import convert
 
-    is_block = formula[1] == "div"
-    latex = html.unescape(formula[2]).strip()
-    mathml = convert(latex, display="block" if is_block else "inline")
+    mathml = convert(latex, display=display)
+    mathml = WORD.sub(lambda word: f"<mi>{re.sub('<[^>]*>', '', word[0])}</mi>", mathml)
     mathml = OPERATOR.sub(spaced, mathml).replace(">\\{<", ">{<").replace(">\\}<", ">}<")
     shown.update(html.unescape(re.sub(r"<[^>]*>", "", mathml)))
-    return f'<span class="formula">{mathml}</span>' if is_block else mathml
+    return mathml
 
 
 def spaced(operator: re.Match[str]) -> str:
