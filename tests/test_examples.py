@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 from helpers.fast import fit, policy_of
@@ -13,6 +14,7 @@ from helpers.fitting import Digits, Gradients, KeepsSamples, relative, scalars
 from helpers.loading import load_example
 from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, prompts_of
+from nbclient import execute
 from torch import Tensor
 
 from grpo_lightning import (
@@ -118,23 +120,26 @@ def test_one_step_learns(
 def test_a_run_as_a_library(policy_folder: Path, tmp_path: Path) -> None:
     metrics = load_example("as_library").train(str(policy_folder), tmp_path, steps=1, prompts=2, questions=2)
     assert {"val/greedy", "val/avg@8", "val/reward"} <= metrics.keys()
-    assert (tmp_path / "checkpoints" / "last.ckpt").exists()
-    assert (tmp_path / "policy" / "model.safetensors").exists()
+    assert (tmp_path / "checkpoints/last.ckpt").exists()
+    assert (tmp_path / "policy/model.safetensors").exists()
 
 
 def test_the_page_on_python_runs_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "how_to" / "python.md").read_text(encoding="utf-8"), re.DOTALL
-    )
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/python.md").read_text(), re.DOTALL)
     sizes = {"max_epochs=60": 1, "check_val_every_n_epoch=10": 1, "prompts_per_step=32": 2, "val_limit=256": 2}
     for size, small in sizes.items():
         assert code.count(size) == 1
         code = code.replace(size, f"{size.partition('=')[0]}={small}")
     exec(compile(code, "docs/how_to/python.md", "exec"), {"__name__": "__main__"})
     assert re.search(r"tensor\(\d", capsys.readouterr().out)
-    folder = tmp_path / "runs" / "in_python"
-    assert (folder / "checkpoints" / "last.ckpt").exists() and (folder / "policy" / "config.json").exists()
+    folder = tmp_path / "runs/in_python"
+    assert (folder / "checkpoints/last.ckpt").exists() and (folder / "policy/config.json").exists()
     assert {"policy/objective", "optim/grad_norm", "reward/brief/mean"} <= scalars(folder).keys()
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """With ipykernel, which it starts."""
+    execute(nbformat.read(ROOT / "docs/notebooks/quickstart.ipynb", 4), tmp_path)

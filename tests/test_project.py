@@ -20,7 +20,7 @@ TESTED = {
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 }
 USED_BY = {
-    "docs": ["mkdocs.yml", "Makefile"],
+    "docs": ["mkdocs.yml", "tools"],
     "dev": ["Makefile", "tests", "tools"],
     "bench": ["experiments", "tools"],
     "smollm2": ["tools"],
