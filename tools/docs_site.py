@@ -19,6 +19,7 @@ MIRRORED += [
     "docs/**/*.svg",
     "configs/**/*.yaml",
     "examples/*.py",
+    "examples/*/*.*",
     "experiments/README.md",
     "experiments/*/*.*",
 ]

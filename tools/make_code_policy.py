@@ -4,7 +4,8 @@ A question is `times 47:`, its program `def f(x): return x*47` in a fence. In th
 programs have a wrong digit or operator: GRPO with `CodeReward` is there to fix that.
 
     python tools/make_code_policy.py --out runs/code_policy
-    grpo fit --config configs/code_functions.yaml
+
+With these defaults it is the policy of `examples/code`; the questions are in the folder above the policy there.
 """
 
 import json

@@ -5,8 +5,8 @@ often with a wrong digit. It has seen no sum that it could learn to add from: wi
 numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the answers
 allow.
 
-    python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
-    python tools/make_turns_policy.py --task guess --out runs/guess_policy
+    python tools/make_turns_policy.py --task calculator --out examples/calculator/policy
+    python tools/make_turns_policy.py --task guess --out examples/guess_number/policy
 """
 
 import random
@@ -21,7 +21,8 @@ from jsonargparse.typing import PositiveInt
 from make_tiny_policy import BATCH, EOS, Example, command_line, learn, make_model, make_tokenizer, save
 from transformers import PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "calculator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "guess_number"))
 
 from calculator import value_of
 from guess_number import GuessNumber

@@ -59,7 +59,6 @@ RECIPES = {
     "runs/guessing_reward_model": "tools/make_reward_model.py --policy runs/guessing_policy",
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
     "runs/plus_minus_policy": "tools/make_tiny_policy.py --mistakes answer --wrong 0.7 --operators +- --updates 1200",
-    "runs/guess_policy": "tools/make_turns_policy.py --task guess",
     "runs/longer_sums": "experiments/warm_start/make_data.py",
     "runs/mixed_sums": "experiments/warm_start/make_data.py --short",
     "runs/warm_policy": "experiments/warm_start/make_policy.py",

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.packaged import POLICY, PREFIX, packaged
+from grpo_lightning.packaged import packaged
 from grpo_lightning.types import UsageError, require
 
-FIX = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+FIX = "Give a folder made by save_pretrained (config.json, weights, tokenizer), a hub id, or grpo_lightning:tiny_policy"
 
 
 def load(auto_class: Any, path: str, key: str, **kwargs: Any) -> Any:
@@ -40,8 +40,6 @@ def source(path: str, key: str) -> str:
     try:
         if isinstance(try_to_load_from_cache(path, "config.json"), str):
             return path
-        if advice := made_by(path):
-            raise UsageError(f"{message} (looked in {Path.cwd()}). {advice}")
         if "/" in path and Path(owner).is_dir():
             raise UsageError(
                 f"{message} in {owner}, which is a folder here. {FIX}. If {owner} is an owner on the hub: "
@@ -79,7 +77,7 @@ def local(path: str, key: str) -> str:
         return str(folder)
     require(not folder.is_file(), f"{key}={path}: this is a file. {FIX}")
     if path.startswith((".", "/", "~", "runs/")) or path.endswith("/") or path.count("/") > 1:
-        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {made_by(path) or FIX}")
+        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {FIX}")
     return ""
 
 
@@ -87,14 +85,6 @@ def location(path: str) -> str:
     """Returns the model's name for other programs: its folder from the root, or the hub id as it is."""
     folder = Path(packaged(path)).expanduser()
     return str(folder.resolve()) if folder.is_dir() else path
-
-
-def made_by(path: str) -> str:
-    """Returns advice with the command that makes the model at `path`; empty if no tool makes it."""
-    tools = {"tiny_policy": "tools/make_tiny_policy.py", "tiny_reward_model": "tools/make_reward_model.py"}
-    tool = tools.get(Path(path).name)
-    installed = f"Give {PREFIX}{POLICY.name}, which is installed. " if Path(path).name == POLICY.name else ""
-    return f"{installed}Make it: python {tool} --out {path}" if tool else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -78,7 +78,7 @@ NOT_FOUND.response = SimpleNamespace(status_code=404)
 REQUESTS = [
     # What looks like a folder, or is no id, is not asked of the hub.
     *((path, None, [], "no such folder") for path in ("runs/mine", "./a", "a/b/c", "a/")),
-    ("models/tiny_policy", None, [], "python tools/make_tiny_policy.py --out models/tiny_policy"),
+    ("runs/tiny_policy", None, [], "or grpo_lightning:tiny_policy"),
     ("what is this?", None, [], "no such folder .*no hub id"),
     ("file", None, [], "this is a file"),
     # An id is asked for once.

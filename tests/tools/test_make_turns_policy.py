@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from helpers.fitting import scalars
 from helpers.loading import load_tool
-from helpers.paths import ROOT
 from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
-from examples.guess_number import GuessNumber
+from examples.guess_number.guess_number import GuessNumber
 from grpo_lightning import Arithmetic, ToolEnvironment
 from grpo_lightning.cli import run
+from grpo_lightning.plugins.console.start.init import EXAMPLES
 from grpo_lightning.plugins.data.conversations.dialogue import PLAIN, Dialogue
 
 tool = load_tool("make_turns_policy")
@@ -34,7 +34,7 @@ def test_a_talk_with_the_calculator():
 def test_the_tokens_of_a_talk_are_those_of_a_run():
     tokenizer = tool.make_tokenizer(tool.WORDS)
     dialogue = Dialogue(tokenizer, variables={"chat_template": PLAIN})
-    calculator, game = ToolEnvironment("examples.calculator.Calculator"), GuessNumber()
+    calculator, game = ToolEnvironment("examples.calculator.calculator.Calculator"), GuessNumber()
     talks = [tool.calculation(question, True, RNG) for question in QUESTIONS]
     talks = [(calculator, question, talk) for question, talk in zip(QUESTIONS, talks, strict=True)]
     talks += [(game, question, tool.guesses(game, question, True, RNG)) for question in game.questions("train")]
@@ -53,9 +53,10 @@ def test_the_tokens_of_a_talk_are_those_of_a_run():
         assert expected == ids
 
 
-@pytest.mark.parametrize(("task", "config"), [("calculator", "tools_calculator"), ("guess", "guess_number")])
-def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("task", "example"), [("calculator", "calculator"), ("guess", "guess_number")])
+def test_its_example_runs(task: str, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["grpo"])
+    monkeypatch.syspath_prepend(EXAMPLES / example)
     disable_progress_bar()
     updates = 80 if task == "calculator" else 5  # it has to have learned to call
     tool.make(tmp_path / "policy", task, updates=updates, hidden=64, layers=1)
@@ -68,7 +69,7 @@ def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypa
         "loop.group_size": 4,
         "loop.prompts_per_step": 4,
     }
-    run(["fit", f"--config={ROOT / 'configs' / config}.yaml", *(f"--{key}={value}" for key, value in options.items())])
+    run(["fit", f"--config={EXAMPLES / example / 'run.yaml'}", *(f"--{key}={value}" for key, value in options.items())])
     logged = scalars(tmp_path / "run")
     if task == "calculator":
         assert min(logged["rollout/calls"].values()) > 0

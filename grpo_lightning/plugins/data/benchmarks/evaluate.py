@@ -16,8 +16,8 @@ import yaml
 from grpo_lightning.packaged import CONFIGS
 from grpo_lightning.types import UsageError, at_least
 
-FOLDERS = (Path("configs/benchmarks"), CONFIGS / "benchmarks")
-"""Folders with configurations of benchmarks, each under its name."""
+BENCHMARKS = CONFIGS / "benchmarks"
+"""The folder with configurations of benchmarks, each under its name."""
 
 UNUSED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--data.val_limit": "0"}
 """Options that a run must have, and an evaluation does not use."""
@@ -81,12 +81,12 @@ def has_chat_template(model: str) -> bool:
 
 def known() -> str:
     """Returns the names of all benchmarks."""
-    return ", ".join(sorted({path.stem for folder in FOLDERS for path in folder.glob("*.yaml")}))
+    return ", ".join(sorted(path.stem for path in BENCHMARKS.glob("*.yaml")))
 
 
 def path_of(name: str) -> Path:
     """Returns the path of a benchmark's configuration, by path or name."""
-    for path in (Path(name), *(folder / f"{name}.yaml" for folder in FOLDERS)):
+    for path in (Path(name), BENCHMARKS / f"{name}.yaml"):
         if path.is_file():
             return path
     raise UsageError(f"--benchmarks {name}: no such file. Give the path of a configuration, or one of {known()}")

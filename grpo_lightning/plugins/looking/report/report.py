@@ -249,11 +249,8 @@ def metrics_of(texts: Sequence[str], logged: Sequence[str]) -> list[Metric]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page and prints where it is; returns the exit code."""
-    head, _, usage = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        "grpo report",
-        description=f"{head.partition(': ')[2].capitalize()}\n\n{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "grpo report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     folder = "a run's folder, or one that holds runs; the first is the base"

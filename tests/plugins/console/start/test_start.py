@@ -16,8 +16,11 @@ from helpers.paths import ROOT, environment
 from grpo_lightning import cli
 from grpo_lightning.command.overview import answer
 from grpo_lightning.packaged import POLICY, packaged
+from grpo_lightning.plugins.console.start.init import EXAMPLES
 from grpo_lightning.types import UsageError
 
+TINY = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.limit_val_batches=0"]
+TINY += ["--loop.prompts_per_step=4", "--loop.group_size=4"]
 SMALL = ["--trainer.max_epochs=6", "--trainer.enable_progress_bar=false", "--loop.prompts_per_step=16"]
 
 
@@ -35,7 +38,6 @@ def test_the_project_runs_as_its_readme_says(
         "mine: README.md, my_rewards.py, run.yaml, train.jsonl, val.jsonl",
         "To train: cd mine && grpo fit --config run.yaml",
     ]
-    assert len(Path("mine", "README.md").read_text().splitlines()) == 7
     monkeypatch.chdir("mine")
     monkeypatch.syspath_prepend(tmp_path / "mine")
     cli.run(["fit", "--config=run.yaml", "--config", "grpo_lightning:algorithms/dr_grpo", *SMALL])
@@ -48,6 +50,33 @@ def test_the_project_runs_as_its_readme_says(
     assert answer(["init", "nowhere/../../mine"]) == answer(["init", "."]) == 2
     assert not Path("nowhere").exists()
     assert ".: something is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in EXAMPLES.glob("*/README.md")))
+def test_an_example_runs_in_a_folder_of_its_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answer(["init", "copy", "--example", name]) == 0
+    _, *commands = capsys.readouterr().out.partition("To train: ")[2].split(" && ")
+    monkeypatch.chdir("copy")
+    monkeypatch.syspath_prepend(tmp_path / "copy")
+    for words in map(str.split, commands):
+        if answer(words[1:]) is None:
+            cli.run([*words[1:], *TINY])
+    assert commands[-1].strip() == "grpo fit --config run.yaml"
+    assert Path("runs", name if name != "project" else "first", "checkpoints", "last.ckpt").exists()
+    assert "examples" not in Path("run.yaml").read_text()
+
+
+def test_init_lists_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["init", "somewhere", "--example", "calulator"]) == 2
+    error = capsys.readouterr().err
+    assert "--example calulator: there is none. There are:\n  calculator       Tools: a policy learns" in error
+    with pytest.raises(SystemExit):
+        answer(["init", "--help"])
+    assert error.partition("There are:\n")[2] in capsys.readouterr().out
+    assert not Path("somewhere").exists()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +117,7 @@ def test_wheel_and_sdist_hold_all_that_is_no_python(tmp_path: Path, monkeypatch:
     """The wheel is built from what the sdist holds."""
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("configs", "grpo_lightning"):
+    for name in ("configs", "examples", "grpo_lightning"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -103,7 +132,8 @@ def test_wheel_and_sdist_hold_all_that_is_no_python(tmp_path: Path, monkeypatch:
     (unpacked,) = tmp_path.glob("grpo_lightning-*/")
     with zipfile.ZipFile(build("wheel", unpacked)) as wheel:
         held = {name for name in wheel.namelist() if not name.partition("/")[0].endswith(".dist-info")}
-    package = [path for name in ("configs", "grpo_lightning") for path in (source / name).rglob("*") if path.is_file()]
+    patterns = ("configs/**/*", "examples/*/**/*", "grpo_lightning/**/*")
+    package = [path for pattern in patterns for path in source.glob(pattern) if path.is_file()]
     expected = {path.relative_to(source).as_posix() for path in package}
     assert held == {name if name.startswith("grpo_lightning/") else f"grpo_lightning/{name}" for name in expected}
 

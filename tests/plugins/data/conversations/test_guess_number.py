@@ -1,10 +1,10 @@
-"""The game of examples/guess_number.py: what it answers, and what turns are worth."""
+"""The game of examples/guess_number: what it answers, and what turns are worth."""
 
 import math
 
 import pytest
 
-from examples.guess_number import GuessNumber
+from examples.guess_number.guess_number import GuessNumber
 from grpo_lightning import Turn
 
 

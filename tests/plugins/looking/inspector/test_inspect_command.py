@@ -64,7 +64,7 @@ def test_a_small_limit_thins_the_steps_evenly(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_record_of_version_0_2_has_the_new_names(tmp_path: Path) -> None:
-    """A completion of `configs/tools_calculator.yaml`: 12 sampled tokens, 8 of the tool's answer, 8 sampled tokens."""
+    """A completion of `examples/calculator/run.yaml`: 12 sampled tokens, 8 of the tool's answer, 8 sampled tokens."""
     old_record = Path(__file__).with_name("record_of_0_2.jsonl").read_text(encoding="utf-8")
     assert '"format": 1' in old_record and '"judge": ' in old_record and '"given": ' in old_record
     path = path_of(tmp_path, 2)

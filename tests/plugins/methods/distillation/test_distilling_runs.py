@@ -70,7 +70,10 @@ def test_no_reward_is_read_by_the_gradient(kl: Any, teacher: str, tmp_path: Path
 LAYER = f"--config={ROOT}/configs/algorithms/distillation.yaml"
 REFERENCES = {
     "Teacher": ["--model.reference.path=./teacher"],
-    "Teachers": ["--model.reference=examples.teachers.Teachers", "--model.reference.paths={1: ./teacher, 2: ./policy}"],
+    "Teachers": [
+        "--model.reference=examples.teachers.teachers.Teachers",
+        "--model.reference.paths={1: ./teacher, 2: ./policy}",
+    ],
     "SelfTeacher": ["--model.reference=SelfTeacher", "--model.reference.prompt={question}{answer}"],
 }
 

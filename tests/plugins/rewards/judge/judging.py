@@ -10,7 +10,7 @@ from typing import Any
 
 from helpers.waiting import LIMIT
 
-from tools.scripted_judge import Handler
+from examples.code.scripted_judge import Handler
 
 Script = Callable[[int, dict[str, Any]], Any]
 """From the index of a request and its body to the text of a reply, to status, text and headers, or to `hang`."""

@@ -17,6 +17,7 @@ import pytest
 from helpers.waiting import LIMIT, wait_until
 from judging import judging
 
+from examples.code.scripted_judge import quoted
 from grpo_lightning.plugins.engines.http.http_client import Server, ServerError
 from grpo_lightning.plugins.rewards.judge import judge_command as command
 from grpo_lightning.plugins.rewards.judge import judge_reward
@@ -25,7 +26,6 @@ from grpo_lightning.plugins.rewards.judge.limits import RateLimits
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.sandbox.pool import Closed
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
-from tools.scripted_judge import quoted
 
 RUBRIC = "Grade the completion.\nQuestion: {question}\nGold answer: {answer}\nCompletion: {completion}\nBe strict.\n"
 GROUP = "Question: {question}\nOrder these answers:\n{completions}\n"

@@ -10,8 +10,8 @@ from helpers.paths import ROOT
 from helpers.programs import programs
 from judging import Scripted, judging
 
+from examples.code.scripted_judge import by_likeness
 from grpo_lightning.plugins.looking.inspector.record import read
-from tools.scripted_judge import by_likeness
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,15 @@ def command(folder: Path, policy: Path, server: Scripted) -> list[str]:
         "completions.every_n_steps": 1,
         "inspect.every_n_steps": 1,
     }
-    judge = {"url": server.url, "model": "m", "rubric": f"{ROOT}/configs/code_rubric.txt", "concurrency": 2}
+    judge = {"url": server.url, "model": "m", "rubric": f"{ROOT}/examples/code/rubric.txt", "concurrency": 2}
     judge["cache"] = str(folder / "judge.sqlite")
     rewards = [
         {"class_path": "JudgeReward", "init_args": judge},
         {"class_path": "CodeReward", "init_args": {"partial_credit": True, "num_workers": 1}},
     ]
     given = [f"--{key}={value}" for key, value in options.items()]
-    return ["fit", f"--config={ROOT}/configs/code_judge.yaml", *given, f"--model.rewards={json.dumps(rewards)}"]
+    configs = [f"--config={ROOT}/examples/code/{name}.yaml" for name in ("run", "judge")]
+    return ["fit", *configs, *given, f"--model.rewards={json.dumps(rewards)}"]
 
 
 @pytest.mark.whole

@@ -1,8 +1,8 @@
-"""The scorer of examples/arithmetic_segments.py: equations in a text, each judged by hand, and the answer."""
+"""The scorer of examples/process_reward: equations in a text, each judged by hand, and the answer."""
 
 import pytest
 
-from examples.arithmetic_segments import ArithmeticSegments, truths
+from examples.process_reward.arithmetic_segments import ArithmeticSegments, truths
 from grpo_lightning import FinishReason, Prompt, Question, Sample, UsageError
 
 

@@ -1,6 +1,6 @@
 """Your paper in ten lines: eleven methods of 2025 and 2026, each one class in a seam of the framework.
 
-    grpo fit --config configs/quickstart.yaml --model.objective.surrogate methods_of_2026.UP
+    grpo fit --config grpo_lightning:quickstart --model.objective.surrogate methods_of_2026.UP
 
 from this folder, or with it on PYTHONPATH. `tests/test_methods_of_2026.py` holds them to the contracts.
 """

@@ -1,6 +1,6 @@
 """Serves a judge that follows a rule, to try `JudgeReward` without a model.
 
-    python tools/scripted_judge.py --port 8100
+    python scripted_judge.py --port 8100
 
 It reads the data that a request quotes. A completion gets the fraction of characters in which it equals the last value
 quoted before it, the gold answer, as a score from 0 to 10.
