@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_lightning import Objective, Rollouts, Surrogate, TokenMean
 from grpo_lightning.maths.weightings import BatchSize
 
-methods = load_example("methods_of_2026/methods_of_2026")
+methods = load_example("methods_of_2026")
 
 
 def slopes(member: Surrogate, rollouts: Rollouts, ratio: list[float]) -> Tensor:

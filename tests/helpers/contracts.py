@@ -31,7 +31,7 @@ if CISPO := optional("CISPO"):
 if OffPolicyMask := optional("OffPolicyMask"):
     VARIANTS["OffPolicyMask of Reinforce"] = lambda: OffPolicyMask(surrogates.Reinforce(), 0.0)
     VARIANTS["OffPolicyMask of dual clip"] = lambda: OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0)
-examples = load_example("methods_of_2026/methods_of_2026")
+examples = load_example("methods_of_2026")
 VARIANTS |= {f"{name}, an example": getattr(examples, name) for name in ("UP", "FIPO", "ClipCov", "KLCov", "DRO")}
 if DPPO := optional("DPPO"):
     VARIANTS["DPPO by KL"] = lambda: DPPO("kl", 0.02, 0.02)

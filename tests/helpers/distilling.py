@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.teachers.teachers import Teachers
+from examples.teachers import Teachers
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts

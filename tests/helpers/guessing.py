@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from examples.calculator.calculator import Calculator
+from examples.calculator import Calculator
 from grpo_lightning import Environment, Task, Turn
 from grpo_lightning.types import Message, Question, Request
 

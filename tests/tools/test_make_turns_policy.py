@@ -8,7 +8,7 @@ from helpers.loading import load_tool
 from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
-from examples.guess_number.guess_number import GuessNumber
+from examples.guess_number import GuessNumber
 from grpo_lightning import Arithmetic, ToolEnvironment
 from grpo_lightning.cli import run
 from grpo_lightning.plugins.console.start.init import EXAMPLES
@@ -34,7 +34,7 @@ def test_a_talk_with_the_calculator():
 def test_the_tokens_of_a_talk_are_those_of_a_run():
     tokenizer = tool.make_tokenizer(tool.WORDS)
     dialogue = Dialogue(tokenizer, variables={"chat_template": PLAIN})
-    calculator, game = ToolEnvironment("examples.calculator.calculator.Calculator"), GuessNumber()
+    calculator, game = ToolEnvironment("examples.calculator.Calculator"), GuessNumber()
     talks = [tool.calculation(question, True, RNG) for question in QUESTIONS]
     talks = [(calculator, question, talk) for question, talk in zip(QUESTIONS, talks, strict=True)]
     talks += [(game, question, tool.guesses(game, question, True, RNG)) for question in game.questions("train")]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_lightning import AdaptiveEntropy, FrozenCopy, GroupMean, Objective, UsageError
 
-methods = load_example("methods_of_2026/methods_of_2026")
+methods = load_example("methods_of_2026")
 
 
 class Damped(GroupMean):

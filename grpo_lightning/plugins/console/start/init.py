@@ -11,13 +11,16 @@ from grpo_lightning.packaged import CONFIGS
 from grpo_lightning.types import UsageError, require
 
 EXAMPLES = CONFIGS.with_name("examples")
-"""A folder for each example, with a README; in the repository a link to the folder at its top."""
+"""A folder for each example, with a README, and beside some of them a file of Python of the same name.
+
+In the repository this is a link to the folder at its top.
+"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Copies an example into the folder that the options name; returns the exit code."""
     readmes = {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*/README.md"))}
-    titles = "\n".join(f"  {name:<16} {readme.splitlines()[0].strip('# ')}" for name, readme in readmes.items())
+    titles = "\n".join(f"  {name:<20} {readme.splitlines()[0].strip('# ')}" for name, readme in readmes.items())
     parser = argparse.ArgumentParser(
         "grpo init",
         description="""Writes a project that runs: a configuration, a few questions, a reward and a README. A tiny
@@ -26,8 +29,8 @@ a network. With --example it writes another of the examples below.""",
         epilog=f"The examples:\n{titles}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make")
-    parser.add_argument("--example", default="project", metavar="NAME", help="the example to write")
+    parser.add_argument("folder", metavar="DIR", help="the folder to make")
+    parser.add_argument("--example", default="project", help="the example to write")
     options = parser.parse_args(args)
     # NEW/../OLD is OLD, although there is no NEW.
     folder = Path(os.path.normpath(options.folder))
@@ -36,11 +39,13 @@ a network. With --example it writes another of the examples below.""",
     require(options.example in readmes, f"--example {options.example}: there is none. There are:\n{titles}")
     try:
         ignored = shutil.ignore_patterns("__pycache__")
-        source = EXAMPLES / options.example
-        shutil.copytree(source, folder, copy_function=shutil.copyfile, ignore=ignored, dirs_exist_ok=True)
+        example = EXAMPLES / options.example
+        shutil.copytree(example, folder, copy_function=shutil.copyfile, ignore=ignored, dirs_exist_ok=True)
+        for code in EXAMPLES.glob(f"{options.example}.py"):
+            shutil.copyfile(code, folder / code.name)
     except OSError as error:
         raise UsageError(f"{folder}: it cannot be written ({error}). Give another folder") from error
-    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
     # Its first commands train; what the list below them says comes later.
     commands = re.findall("^grpo .*", readmes[options.example].partition("\n- ")[0], re.MULTILINE)
     print("To train:", " && ".join([f"cd {folder}", *commands]))

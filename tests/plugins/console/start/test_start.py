@@ -72,7 +72,7 @@ def test_an_example_runs_in_a_folder_of_its_own(
 def test_init_lists_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["init", "somewhere", "--example", "calulator"]) == 2
     error = capsys.readouterr().err
-    assert "--example calulator: there is none. There are:\n  calculator       Tools: a policy learns" in error
+    assert "--example calulator: there is none. There are:\n  arithmetic_segments  Process rewards: " in error
     with pytest.raises(SystemExit):
         answer(["init", "--help"])
     assert error.partition("There are:\n")[2] in capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_wheel_and_sdist_hold_all_that_is_no_python(tmp_path: Path, monkeypatch:
     (unpacked,) = tmp_path.glob("grpo_lightning-*/")
     with zipfile.ZipFile(build("wheel", unpacked)) as wheel:
         held = {name for name in wheel.namelist() if not name.partition("/")[0].endswith(".dist-info")}
-    patterns = ("configs/**/*", "examples/*/**/*", "grpo_lightning/**/*")
+    patterns = ("configs/**/*", "examples/*.py", "examples/*/**/*", "grpo_lightning/**/*")
     package = [path for pattern in patterns for path in source.glob(pattern) if path.is_file()]
     expected = {path.relative_to(source).as_posix() for path in package}
     assert held == {name if name.startswith("grpo_lightning/") else f"grpo_lightning/{name}" for name in expected}

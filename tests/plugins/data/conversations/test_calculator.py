@@ -5,7 +5,7 @@ import random
 import pytest
 from make_tiny_policy import make_tokenizer
 
-from examples.calculator.calculator import MAX_CHARACTERS, value_of
+from examples.calculator import MAX_CHARACTERS, value_of
 from grpo_lightning import PlainTag, Question, ToolEnvironment
 
 NO_EXPRESSIONS = ["", "+", "1+", "+1", "1++2", "1 2", "1/2", "2**3", "(1+2)", "1_000+1", "0x10", "1e9", "a+1", "1;"]
@@ -27,7 +27,7 @@ def test_nothing_else_is_read(expression: str) -> None:
 
 
 def test_it_is_a_tool() -> None:
-    environment = ToolEnvironment("examples.calculator.calculator.Calculator")
+    environment = ToolEnvironment("examples.calculator.Calculator")
     assert environment.reset(Question("12+30=", "42")) == [{"role": "user", "content": "12+30="}]
     calls = PlainTag().find("<tool>12+30</tool><tool>12 30</tool>", environment.tools)
     assert PlainTag.for_tokenizer(make_tokenizer()).stop == "</tool>"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from examples.guess_number.guess_number import GuessNumber
+from examples.guess_number import GuessNumber
 from grpo_lightning import Turn
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.contracts import members
 
-from examples.curriculum.curriculum import Curriculum
+from examples.curriculum import Curriculum
 from grpo_lightning.plugins.data.orders.difficulty_pools import DifficultyPools
 from grpo_lightning.plugins.data.orders.replayed import Replayed
 from grpo_lightning.tasks.orders import QuestionOrder, Shuffled

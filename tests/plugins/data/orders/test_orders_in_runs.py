@@ -10,7 +10,7 @@ from helpers.fitting import Digits, EarlyDigits, Echo, fit, resumes_exactly, sca
 from helpers.killing import command, prepare
 from helpers.programs import programs
 
-from examples.curriculum.curriculum import Curriculum
+from examples.curriculum import Curriculum
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.data.orders.difficulty_pools import DifficultyPools
 from grpo_lightning.plugins.data.orders.replayed import Replayed

@@ -71,7 +71,7 @@ LAYER = f"--config={ROOT}/configs/algorithms/distillation.yaml"
 REFERENCES = {
     "Teacher": ["--model.reference.path=./teacher"],
     "Teachers": [
-        "--model.reference=examples.teachers.teachers.Teachers",
+        "--model.reference=examples.teachers.Teachers",
         "--model.reference.paths={1: ./teacher, 2: ./policy}",
     ],
     "SelfTeacher": ["--model.reference=SelfTeacher", "--model.reference.prompt={question}{answer}"],

@@ -10,7 +10,7 @@ from helpers.fitting import relative
 from helpers.tiny import policy_of, rollouts_of, tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from examples.teachers.teachers import Teachers
+from examples.teachers import Teachers
 from grpo_lightning.maths.minibatches import idle_micro_batch
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.methods.distillation.self_teacher import SelfTeacher

@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.process_reward.arithmetic_segments import ArithmeticSegments, truths
+from examples.arithmetic_segments import ArithmeticSegments, truths
 from grpo_lightning import FinishReason, Prompt, Question, Sample, UsageError
 
 
