@@ -11,14 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-STEPS = [
-    "--config",
-    "grpo_lightning:quickstart",
-    "--trainer.max_epochs",
-    "16",
-    "--trainer.check_val_every_n_epoch",
-    "4",
-]
+STEPS = ["--config", "grpo_lightning:quickstart"]
+STEPS += ["--trainer.max_epochs", "15", "--trainer.check_val_every_n_epoch", "5"]
 RECORDED = ["--inspect.every_n_steps", "5", "--inspect.num_groups", "2"]
 RECORDED += ["--inspect.num_followed", "1", "--inspect.num_samples", "1"]
 NOT_RECORDED = ["--inspect.every_n_steps", "0"]
