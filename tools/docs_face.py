@@ -28,7 +28,9 @@ SYMBOL = re.compile(
     r"(<(?:code|pre|math|script|style)\b.*?</(?:code|pre|math|script|style)>|<[^>]*>)|π_(θ|old|ref)\b", re.DOTALL
 )
 """A policy in running text, or in the first group what is no running text."""
-OPERATOR = re.compile(r"<m[io]>(log|exp|min|max|[a-z]{2,}(?<!old)(?<!ref))</m[io]>(?=(<mo[^>]*>&#x00028;)?)")
+OPERATOR = re.compile(
+    r"<m[io]>(log|exp|min|max|[a-z]{2,}(?<!old)(?<!ref))</m[io]>(?=(?:</mrow>)?(<mo[^>]*>(?:&#x00028;|\())?)"
+)
 OUTPUT = re.compile(r'<div id="output-(\d+)"></div>')
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 CODE = re.compile(r"<code>([^<]{20,})</code>")
@@ -103,6 +105,8 @@ def mathml_of(latex: str, display: Literal["inline", "block"] = "inline") -> str
     """MathML, with words upright and operators spaced as TeX does it."""
     from latex2mathml.converter import convert
 
+    # latex2mathml takes these two for signs between what stands left and right.
+    latex = re.sub(r"\\lvert\b", r"\\left|", re.sub(r"\\rvert\b", r"\\right|", latex))
     mathml = convert(latex, display=display)
     mathml = WORD.sub(lambda word: f"<mi>{re.sub('<[^>]*>', '', word[0])}</mi>", mathml)
     mathml = OPERATOR.sub(spaced, mathml).replace(">\\{<", ">{<").replace(">\\}<", ">}<")
@@ -137,7 +141,7 @@ def font_of(characters: str) -> bytes:
     package = find_spec("ziamath")  # which is not imported: its imports warn
     assert package is not None and package.origin is not None
     font = TTFont(Path(package.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf")
-    subsetter = Subsetter(Options(layout_features=["*"], notdef_outline=True))
+    subsetter = Subsetter(Options(layout_features=["*"], notdef_outline=True, hinting=False))
     subsetter.populate(unicodes=codes | {italic[code] for code in codes if code in italic})
     subsetter.subset(font)
     font.flavor = "woff"

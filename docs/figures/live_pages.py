@@ -2,8 +2,8 @@
 
 python docs/figures/live_pages.py [--runs runs/live] [--out docs/live]
 
-inspect.html    sixteen steps, in which the tiny policy learns to carry; every fourth is recorded
-report.html     the advantage with the group's standard deviation and without it, two seeds each
+inspect.html    fifteen steps, in which the tiny policy learns to carry; every fifth is recorded
+report.html     the advantage with the group's standard deviation and without it, three seeds each
 """
 
 import argparse
@@ -11,19 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-STEPS = [
-    "--config",
-    "grpo_lightning:quickstart",
-    "--trainer.max_epochs",
-    "16",
-    "--trainer.check_val_every_n_epoch",
-    "4",
-]
-RECORDED = ["--inspect.every_n_steps", "4", "--inspect.num_groups", "2"]
+STEPS = ["--config", "grpo_lightning:quickstart"]
+STEPS += ["--trainer.max_epochs", "15", "--trainer.check_val_every_n_epoch", "5"]
+RECORDED = ["--inspect.every_n_steps", "5", "--inspect.num_groups", "2"]
 RECORDED += ["--inspect.num_followed", "1", "--inspect.num_samples", "1"]
 NOT_RECORDED = ["--inspect.every_n_steps", "0"]
 ARMS = {"with_std": [], "without_std": ["--model.advantage", "GroupMean"]}
-SEEDS = ("0", "1")
+SEEDS = ("0", "1", "2")
 
 
 def grpo(*arguments: str) -> None:
