@@ -1,0 +1,342 @@
+"""The pages of the configuration: a page per section, with a heading per key, and a page per key that takes a class.
+
+The keys are read from the parser of `grpo fit`, so that the pages cannot differ from the program.
+"""
+
+import dataclasses
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+from grpo_lightning.command.overview import ALWAYS, SECTIONS, SEEDED
+from reference import api, explained
+from reference.options import Option, classes_in, options_of_class, options_of_command, parser_of
+from reference.places import REFERENCE, first_sentence, public_classes, relative
+from reference.ranges import ranges_of
+
+FOLDER = f"{REFERENCE}/configuration"
+
+RUN = "run"
+"""The page of the keys without a section."""
+
+OWNERS = {"model": "GRPOModule", "model.policy": "Policy", "data": "PromptDataModule", **SECTIONS}
+"""The class whose arguments are the keys of a section."""
+
+MADE_BY_PROGRAM = [*SECTIONS.values(), *ALWAYS, "SaveConfig", "StepLines", "StepTimer"]
+"""Callbacks that every run has: `trainer.callbacks` need not name them."""
+
+SECTION_PAGES = [RUN, "model", "data", *SECTIONS, "trainer"]
+
+
+class Entry(NamedTuple):
+    """A key of the configuration that has a heading."""
+
+    option: Option
+    range: str
+    """The values that are allowed; empty if nothing checks them."""
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self.option.key
+
+
+def titles() -> list[tuple[str, str]]:
+    """Returns the file name and the title of each page, in the order of the navigation."""
+    return [("index", "All keys"), *((page, page) for page in pages() if page != "index")]
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Returns the pages by their file names."""
+    texts = {"index": index()}
+    for page in SECTION_PAGES:
+        texts[page] = section_page(page)
+        texts |= {key: family_page(key) for key in families() if key.split(".")[0] == page}
+    return texts
+
+
+@cache
+def entries() -> dict[str, list[Entry]]:
+    """Returns the keys of each section's page. Settings that are one object, such as `model.sampling`, are unfolded."""
+    by_page: dict[str, list[Entry]] = {page: [] for page in SECTION_PAGES}
+    for option in options_of_command("fit"):
+        section, dot, _ = option.key.partition(".")
+        by_page[section if dot else RUN] += unfold(option, ranges_of_key(option.key))
+    for key in SEEDED:
+        action = next(action for action in parser_of("fit")._actions if action.dest == key)
+        text = f"{action.help} It follows from `seed_everything`, and cannot be set by itself."
+        by_page[key.partition(".")[0]].append(Entry(Option(key, int, None, False, text), ""))
+    return by_page
+
+
+def unfold(option: Option, range_text: str) -> Iterator[Entry]:
+    """Yields a key, and the keys below it if its type is a single class of settings."""
+    yield Entry(option, range_text)
+    for settings in classes_in(option.hint):
+        # Below a dict, such as `data.validations`, the user chooses the names of the keys.
+        name = ".NAME" if "dict[" in option.type else ""
+        if dataclasses.is_dataclass(settings) and not members_of(settings)[1:]:
+            ranges = ranges_of(settings)
+            for nested in options_of_class(settings):
+                key = f"{option.key}{name}.{nested.key}"
+                yield from unfold(dataclasses.replace(nested, key=key), ranges.get(nested.key.rpartition(".")[2], ""))
+
+
+def ranges_of_key(key: str) -> str:
+    """Returns the range of a key of a section, from the class that is the section."""
+    section, _, name = key.rpartition(".")
+    return ranges_of(public_classes()[OWNERS[section]]).get(name, "") if section in OWNERS else ""
+
+
+def prefix_of(name: str) -> str | None:
+    """Returns what stands before an argument of a public class in its heading; None for a class without headings."""
+    for section, owner in OWNERS.items():
+        if owner == name:
+            return section
+    return name if name in public_classes() and page_of_class(public_classes()[name]) else None
+
+
+@cache
+def families() -> dict[str, list[type]]:
+    """Returns the public classes that each key with `class_path` takes. The first key with a family has its page."""
+    by_key: dict[str, list[type]] = {}
+    with_page: set[type] = set()
+    for entry in (entry for page in SECTION_PAGES for entry in entries()[page]):
+        for base in classes_in(entry.option.hint):
+            if base in with_page or (dataclasses.is_dataclass(base) and not members_of(base)[1:]):
+                continue
+            classes = members_of(base)
+            if classes:
+                with_page.add(base)
+                by_key[entry.key] = by_key.get(entry.key, []) + classes
+    return by_key
+
+
+@cache
+def nested_classes(key: str) -> list[type]:
+    """Returns the classes that only arguments of a family's classes take: they stand on the page of the family."""
+    elsewhere = {kind for classes in families().values() for kind in classes}
+    found: list[type] = []
+    queue = [*families()[key]]
+    while queue:
+        for option in options_of_class(queue.pop(0)):
+            for base in classes_in(option.hint):
+                classes = [kind for kind in members_of(base) if kind not in elsewhere and kind not in found]
+                found += classes
+                queue += classes
+    return found
+
+
+@cache
+def members_of(base: type) -> list[type]:
+    """Returns the public classes of a family that can be made, in the order of the API."""
+    names = [name for page in api.members().values() for name in page if name not in MADE_BY_PROGRAM]
+    classes = [public_classes()[name] for name in names if name in public_classes()]
+    return [kind for kind in classes if issubclass(kind, base) and not inspect.isabstract(kind)]
+
+
+def page_of_class(kind: type) -> str | None:
+    """Returns the file name of the page that has a class's arguments."""
+    for key, classes in families().items():
+        if kind in classes or kind in nested_classes(key):
+            return key
+    return None
+
+
+@cache
+def counts_of_words() -> Counter[str]:
+    """Returns how many keys and arguments end with each word."""
+    keys = [entry.key for page in SECTION_PAGES for entry in entries()[page]]
+    kinds = {kind for key, classes in families().items() for kind in [*classes, *nested_classes(key)]}
+    keys += [option.key for kind in kinds for option in options_of_class(kind)]
+    return Counter(key.rpartition(".")[2] for key in keys)
+
+
+def index() -> str:
+    """Returns the page that lists every key."""
+    lines = [
+        "# All keys of the configuration",
+        "",
+        "Every key of `grpo fit`, read from its parser. A key goes into a YAML file or on the command line:",
+        "`loop: {group_size: 8}` and `--loop.group_size 8` are the same. `grpo validate`, `test`, `predict` and `plan`",
+        "read the same files. `grpo fit --config FILE --print_config` prints every key with its value.",
+        "",
+    ]
+    for page in SECTION_PAGES:
+        lines += [f"## {page}", ""]
+        lines += [f"- [`{entry.key}`]({page}.md#{entry.key}): {first(entry.option.text)}" for entry in entries()[page]]
+        lines += [""]
+    lines += ["## Keys that take a class", ""]
+    for key in families():
+        names = [f"[`{kind.__name__}`]({key}.md#{kind.__name__})" for kind in families()[key]]
+        lines += [f"- [`{key}`]({key}.md): {', '.join(names)}"]
+    return "\n".join([*lines, ""])
+
+
+def section_page(page: str) -> str:
+    """Returns the page of a section."""
+    lines = [f"# `{page}`", "", *introduction(page), ""]
+    keys = {page, "", *(entry.key for entry in entries()[page])}
+    for entry in entries()[page]:
+        parent = entry.key.rpartition(".")[0].removesuffix(".NAME")
+        if parent not in keys:
+            keys.add(parent)
+            lines += [f"## `{parent}` {{ #{parent} }}", ""]
+        lines += entry_lines(entry)
+    return "\n".join(lines)
+
+
+def introduction(page: str) -> list[str]:
+    """Returns the first paragraph of a section's page."""
+    if page == RUN:
+        return ["Keys of a run that belong to no section."]
+    if page == "trainer":
+        return [
+            "The options of Lightning's trainer, with Lightning's own descriptions. Some defaults are this package's.",
+            "`trainer.max_epochs` is the number of exploration steps.",
+        ]
+    kind = public_classes()[OWNERS[page]]
+    return [f"{first_sentence(kind)} These keys are the arguments of {api_link(kind, page)}."]
+
+
+def entry_lines(entry: Entry) -> list[str]:
+    """Returns the heading and the text of a key."""
+    page = page_of_key(entry.key)
+    section = explained.section_of_key(entry.key, counts_of_words()[entry.key.rpartition(".")[2]] == 1)
+    return [
+        f"{'##' if entry.key.count('.') < 2 else '###'} `{entry.key}` {{ #{entry.key} }}",
+        "",
+        facts(entry.option, entry.range, page),
+        "",
+        entry.option.text,
+        "",
+        *choices(entry, page),
+        *([explained.link(f"{FOLDER}/{page}.md", section), ""] if section else []),
+    ]
+
+
+def page_of_key(key: str) -> str:
+    """Returns the file name of the page of a key's section."""
+    section, dot, _ = key.partition(".")
+    return section if dot else RUN
+
+
+def facts(option: Option, range_text: str, page: str) -> str:
+    """Returns the line with type, default and range."""
+    if option.key in SEEDED:
+        return "`int`"
+    default = "**required**" if option.is_required else f"default `{option.default_text}`"
+    return " · ".join([type_text(option, page), default, *([range_text] if range_text else [])])
+
+
+def type_text(option: Option, page: str) -> str:
+    """Returns the type of an option, with links to the classes in it."""
+    names = {kind.__name__: kind for kind in classes_in(option.hint) if kind in public_classes().values()}
+    if not names:
+        return f"`{option.type}`"
+    links = re.sub(
+        r"\w+", lambda match: api_link(names[match[0]], page) if match[0] in names else match[0], option.type
+    )
+    return links.replace("list[[", "list of [[").replace("list of [[", "list[[")
+
+
+def choices(entry: Entry, page: str) -> list[str]:
+    """Returns the list of the classes that a key takes, each with the link to its arguments."""
+    bases = [
+        base for base in classes_in(entry.option.hint) if not dataclasses.is_dataclass(base) or members_of(base)[1:]
+    ]
+    classes = list(dict.fromkeys(kind for base in bases for kind in members_of(base)))
+    if not classes:
+        return []
+    lines = []
+    for kind in classes:
+        lines += [f"- [`{kind.__name__}`]({page_of_class(kind)}.md#{kind.__name__}): {first_sentence(kind)}"]
+    return [*lines, ""]
+
+
+def family_page(key: str) -> str:
+    """Returns the page of the classes that a key takes, and of the classes inside them."""
+    lines = [f"# `{key}`: the classes", "", *usage(key), ""]
+    for kind in families()[key]:
+        lines += class_lines(kind, key)
+    if nested := nested_classes(key):
+        lines += ["## Classes inside these { #inside }", ""]
+        for kind in nested:
+            lines += class_lines(kind, key)
+    return "\n".join(lines)
+
+
+def usage(key: str) -> list[str]:
+    """Returns how the key takes a class, with an example."""
+    entry = next(entry for page in SECTION_PAGES for entry in entries()[page] if entry.key == key)
+    section = page_of_key(key)
+    lines = [f"What [`{key}`]({section}.md#{key}) takes. {entry.option.text}", ""]
+    is_list = entry.option.type.startswith(("list[", "List["))
+    for kind in families()[key]:
+        for option in options_of_class(kind):
+            if option.default_text != "null" and not option.is_required and "." not in option.key:
+                name = kind.__name__
+                init_args = f"{{class_path: {name}, init_args: {{{option.key}: {option.default_text}}}}}"
+                block = f"[{init_args}]" if is_list else init_args
+                for part in reversed(key.split(".")[1:]):
+                    block = f"{{{part}: {block}}}"
+                flag = f"--{key} {name} --{key}.{option.key} {option.default_text}"
+                return [
+                    *lines,
+                    "```yaml",
+                    f"{key.split('.')[0]}: {block}",
+                    "```",
+                    "",
+                    f"On the command line: `{flag}`.",
+                    "",
+                ]
+    return lines
+
+
+def class_lines(kind: type, key: str) -> list[str]:
+    """Returns the heading, the first sentence and the arguments of a class."""
+    name = kind.__name__
+    page = f"{FOLDER}/{key}.md"
+    ranges = ranges_of(kind)
+    explanation = explained.link(page, explained.section_of_class(name))
+    lines = [
+        f"## `{name}` {{ #{name} }}",
+        "",
+        first_sentence(kind),
+        "",
+        f"API: {api_link(kind, key)}. {explanation}",
+        "",
+    ]
+    for option in options_of_class(kind):
+        section = explained.section_of_argument(name, option.key.rpartition(".")[2])
+        lines += [
+            f"### `{name}.{option.key}` {{ #{name}.{option.key} }}",
+            "",
+            facts(option, ranges.get(option.key, ""), key),
+            "",
+            option.text,
+            "",
+            *([explained.link(page, section), ""] if section else []),
+        ]
+    return lines
+
+
+def api_link(kind: type, page: str) -> str:
+    """Returns the link from a page of this folder to the API of a public class."""
+    name = kind.__name__
+    return f"[`{name}`]({relative(api.page_of(name), f'{FOLDER}/{page}.md')}#{name})"
+
+
+def first(text: str) -> str:
+    """Returns the first sentence of a text."""
+    return re.split(r"(?<=[.!?]) (?=[A-ZΑ-Ω`])", text, maxsplit=1)[0]
+
+
+def keys() -> Iterable[str]:
+    """Yields every key and argument that has a heading."""
+    for text in pages().values():
+        yield from re.findall(r"^#+ `([^`]+)` \{", text, re.MULTILINE)
