@@ -54,7 +54,7 @@ FAMILIES = {
         "Objective",
         "The objective puts the surrogate, the KL term, the weights and the entropy together.",
         "",
-        "maths.objective maths.diagnostics maths.prepared",
+        "maths.objective maths.diagnostics",
     ),
     "snapshots": Family(
         "Old policy, reference, teachers", "A snapshot gives the log-probs of π_old or of π_ref.", "PolicySnapshot"
@@ -77,8 +77,8 @@ FAMILIES = {
     "tasks": Family(
         "Tasks and data",
         "A task provides the questions; a data module makes prompts of them.",
-        "Task",
-        "training.task_data plugins.data.conversations.prompt_data plugins.data.benchmarks",
+        "Task TaskData",
+        "plugins.data.benchmarks",
     ),
     "orders": Family("Order of questions", "An order decides which question comes next.", "QuestionOrder"),
     "environments": Family(
@@ -179,12 +179,16 @@ def members() -> dict[str, list[str]]:
 
 
 def order(name: str, family: Family) -> tuple[Any, ...]:
-    """Returns the place of a name on its page. In a file the names stay in order: the paper's choice is the first."""
+    """Returns the place of a name on its page: the base classes, their subclasses, and what goes with them.
+
+    In a file the names stay in order, since the paper's choice is the first.
+    """
     bases = family.bases.split()
     value = getattr(grpo_lightning, name)
     line = inspect.getsourcelines(value)[1]
-    is_base = name in bases
-    return (not is_base, bases.index(name) if is_base else 0, ".plugins." in MODULES[name], MODULES[name], line)
+    base_index = bases.index(name) if name in bases else len(bases)
+    is_member = any(base.__name__ in bases for base in getattr(value, "__mro__", ()))
+    return (base_index, not is_member, ".plugins." in MODULES[name], MODULES[name], line)
 
 
 def pages() -> dict[str, str]:

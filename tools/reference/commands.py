@@ -2,13 +2,14 @@
 
 import argparse
 import re
+import textwrap
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 from grpo_lightning.command.overview import COMMANDS, overview
 from reference import configuration
-from reference.options import Option, options_of_command, parser_of
+from reference.options import Option, options_of_command
 
 CONFIGURED = [name for name, command in COMMANDS.items() if command.module == "grpo_lightning.cli"]
 """The commands that read a configuration."""
@@ -16,8 +17,12 @@ CONFIGURED = [name for name, command in COMMANDS.items() if command.module == "g
 VERIFY = ("grpo-verify", "grpo_lightning.plugins.rewards.verifier.verify_command")
 """A program of its own, and its module."""
 
-IN_EVERY = ("--help",)
-"""Options that every command has."""
+HELP_OF_FILES = {
+    "config": "A YAML file with keys. `grpo_lightning:quickstart` names a file that is installed with the package. "
+    "A later file, and every option after it, replaces what an earlier one set.",
+    "print_config": "Prints every key with its value, and ends. `--print_config=skip_default` leaves out the defaults.",
+}
+"""The help of the options about files: the help of jsonargparse is about any program."""
 
 
 class ParserIsReadyError(Exception):
@@ -42,7 +47,7 @@ def page() -> str:
     """Returns the page."""
     lines = ["# Commands", "", "`grpo` has these commands. `grpo COMMAND --help` prints the options of one.", ""]
     lines += [f"- [`grpo {name}`](#grpo-{name}): {command.summary}" for name, command in COMMANDS.items()]
-    lines += [f"- [`{VERIFY[0]}`](#{VERIFY[0]}): {description_lines(plain_parser_of(VERIFY[1]))[0]}", ""]
+    lines += [f"- [`{VERIFY[0]}`](#{VERIFY[0]}): {summary_of(VERIFY[1])}", ""]
     for name, command in COMMANDS.items():
         lines += [f"## `grpo {name}` {{ #grpo-{name} }}", ""]
         if name in CONFIGURED:
@@ -71,9 +76,19 @@ def configured_lines(name: str) -> list[str]:
     ]
     if missing_keys:
         lines += [f"It does not take {', '.join(f'`{key}`' for key in sorted(missing_keys))}.", ""]
-    for action in parser_of(name)._actions:
-        if action.dest in ("config", "print_config"):
-            lines += option_lines(f"grpo-{name}", action)
+    if name == "fit":
+        lines += [
+            "### `-c FILE`, `--config FILE` { #grpo-fit--config }",
+            "",
+            HELP_OF_FILES["config"],
+            "",
+            "### `--print_config` { #grpo-fit--print_config }",
+            "",
+            HELP_OF_FILES["print_config"],
+            "",
+        ]
+    else:
+        lines += ["[`--config`](#grpo-fit--config) and [`--print_config`](#grpo-fit--print_config) are as for fit.", ""]
     for option in own_options:
         lines += own_option_lines(f"grpo-{name}", option)
     return lines
@@ -88,28 +103,34 @@ def own_option_lines(command: str, option: Option) -> list[str]:
 
 def plain_lines(parser: argparse.ArgumentParser, command: str) -> list[str]:
     """Returns the text of a command whose options are no keys of a configuration."""
-    usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
+    usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ").replace("[-h] ", "")).strip()
     lines = [*description_lines(parser), "```text", usage, "```", ""]
     for action in parser._actions:
-        if not set(IN_EVERY) & set(action.option_strings):
+        if action.dest != "help":
             lines += option_lines(command, action)
     return lines
 
 
 def description_lines(parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the description of a command. Indented lines, and lines with a prompt, are a block of text."""
-    text = (parser.description or "").replace("%%", "%").strip()
-    if "\n" not in text:
-        return [text, ""]
-    first, _, rest = text.partition("\n")
-    return [first, "", "```text", rest.strip("\n"), "```", ""]
+    """Returns the description of a command. Indented paragraphs are examples: a block of text."""
+    lines: list[str] = []
+    for paragraph in (parser.description or "").replace("%%", "%").strip().split("\n\n"):
+        block = textwrap.dedent(paragraph)
+        lines += [paragraph, ""] if block == paragraph else ["```text", block, "```", ""]
+    return lines
+
+
+def summary_of(module: str) -> str:
+    """Returns the first sentence of a program's description."""
+    text = description_lines(plain_parser_of(module))[0].partition(": ")[2]
+    return text[:1].upper() + text[1:]
 
 
 def option_lines(command: str, action: argparse.Action) -> list[str]:
     """Returns the heading and the text of an argument of a command."""
     value = value_of(action)
     if action.option_strings:
-        name = ", ".join(f"{flag} {value}".strip() for flag in action.option_strings)
+        name = "`, `".join(f"{flag} {value}".strip() for flag in action.option_strings)
         anchor = f"{command}{action.option_strings[-1]}"
     else:
         name = value
@@ -134,7 +155,7 @@ def facts_of(action: argparse.Action) -> str:
     parts = [f"`{kind.__name__}`"] if isinstance(kind, type) else []
     if action.required:
         parts += ["**required**"]
-    elif action.default not in (None, argparse.SUPPRESS, []):
+    elif action.default not in (None, "", argparse.SUPPRESS, []):
         default = action.default
         parts += [f"default `{' '.join(default) if isinstance(default, list) else default}`"]
     if action.choices:
@@ -145,4 +166,6 @@ def facts_of(action: argparse.Action) -> str:
 def sentence(action: argparse.Action) -> str:
     """Returns the help of an argument as a sentence."""
     text = " ".join(str(action.help or "").replace("%%", "%").split())
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+    if not re.match(r"k\b", text):  # the k of avg@k
+        text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."

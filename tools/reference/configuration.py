@@ -31,6 +31,10 @@ MADE_BY_PROGRAM = [*SECTIONS.values(), *ALWAYS, "SaveConfig", "StepLines", "Step
 SECTION_PAGES = [RUN, "model", "data", *SECTIONS, "trainer"]
 
 
+MOST_OWNERS = 3
+"""A name that more classes have, such as `path`, says nothing without its section."""
+
+
 class Entry(NamedTuple):
     """A key of the configuration that has a heading."""
 
@@ -116,6 +120,16 @@ def families() -> dict[str, list[type]]:
     return by_key
 
 
+def keys_with(classes: list[type]) -> list[str]:
+    """Returns the keys that take these classes."""
+    return [
+        entry.key
+        for page in SECTION_PAGES
+        for entry in entries()[page]
+        if any(classes[0] in members_of(base) for base in classes_in(entry.option.hint))
+    ]
+
+
 @cache
 def nested_classes(key: str) -> list[type]:
     """Returns the classes that only arguments of a family's classes take: they stand on the page of the family."""
@@ -148,12 +162,10 @@ def page_of_class(kind: type) -> str | None:
 
 
 @cache
-def counts_of_words() -> Counter[str]:
-    """Returns how many keys and arguments end with each word."""
-    keys = [entry.key for page in SECTION_PAGES for entry in entries()[page]]
-    kinds = {kind for key, classes in families().items() for kind in [*classes, *nested_classes(key)]}
-    keys += [option.key for kind in kinds for option in options_of_class(kind)]
-    return Counter(key.rpartition(".")[2] for key in keys)
+def num_owners() -> Counter[str]:
+    """Returns how many public classes have an argument of each name."""
+    kinds = [kind for kind in public_classes().values() if not issubclass(kind, Exception | str)]
+    return Counter(name for kind in kinds for name in inspect.signature(kind).parameters)
 
 
 def index() -> str:
@@ -206,7 +218,8 @@ def introduction(page: str) -> list[str]:
 def entry_lines(entry: Entry) -> list[str]:
     """Returns the heading and the text of a key."""
     page = page_of_key(entry.key)
-    section = explained.section_of_key(entry.key, counts_of_words()[entry.key.rpartition(".")[2]] == 1)
+    is_distinctive = num_owners()[entry.key.rpartition(".")[2]] <= MOST_OWNERS
+    section = explained.section_of_key(entry.key, is_distinctive)
     return [
         f"{'##' if entry.key.count('.') < 2 else '###'} `{entry.key}` {{ #{entry.key} }}",
         "",
@@ -229,7 +242,10 @@ def facts(option: Option, range_text: str, page: str) -> str:
     """Returns the line with type, default and range."""
     if option.key in SEEDED:
         return "`int`"
-    default = "**required**" if option.is_required else f"default `{option.default_text}`"
+    if option.is_required:
+        default = "**required**"
+    else:
+        default = "default: the values below" if option.default == {} else f"default `{option.default_text}`"
     return " · ".join([type_text(option, page), default, *([range_text] if range_text else [])])
 
 
@@ -273,8 +289,8 @@ def family_page(key: str) -> str:
 def usage(key: str) -> list[str]:
     """Returns how the key takes a class, with an example."""
     entry = next(entry for page in SECTION_PAGES for entry in entries()[page] if entry.key == key)
-    section = page_of_key(key)
-    lines = [f"What [`{key}`]({section}.md#{key}) takes. {entry.option.text}", ""]
+    keys = [f"[`{other}`]({page_of_key(other)}.md#{other})" for other in keys_with(families()[key])]
+    lines = [f"What {' and '.join(keys)} {'takes' if len(keys) == 1 else 'take'}. {entry.option.text}", ""]
     is_list = entry.option.type.startswith(("list[", "List["))
     for kind in families()[key]:
         for option in options_of_class(kind):
@@ -302,15 +318,9 @@ def class_lines(kind: type, key: str) -> list[str]:
     name = kind.__name__
     page = f"{FOLDER}/{key}.md"
     ranges = ranges_of(kind)
-    explanation = explained.link(page, explained.section_of_class(name))
-    lines = [
-        f"## `{name}` {{ #{name} }}",
-        "",
-        first_sentence(kind),
-        "",
-        f"API: {api_link(kind, key)}. {explanation}",
-        "",
-    ]
+    class_section = explained.section_of_class(name)
+    lines = [f"## `{name}` {{ #{name} }}", "", first_sentence(kind), ""]
+    lines += [f"API: {api_link(kind, key)}. {explained.link(page, class_section)}", ""]
     for option in options_of_class(kind):
         section = explained.section_of_argument(name, option.key.rpartition(".")[2])
         lines += [
@@ -320,7 +330,7 @@ def class_lines(kind: type, key: str) -> list[str]:
             "",
             option.text,
             "",
-            *([explained.link(page, section), ""] if section else []),
+            *([explained.link(page, section), ""] if section != class_section else []),
         ]
     return lines
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
+import grpo_lightning
 from reference import api
-from reference.places import MODULES, REFERENCE, ROOT, hand_written, relative
+from reference.places import MODULES, REFERENCE, ROOT, Section, hand_written, relative
 
 PAGE = f"{REFERENCE}/papers.md"
 
@@ -16,10 +17,13 @@ NUMBER = re.compile(r"(?<![\d.])(?:0[7-9]|1\d|2\d)(?:0[1-9]|1[0-2])\.\d{5}(?![\d
 """An arXiv number, since 2015: year, month, and five digits."""
 
 NAMED = re.compile(
-    r"(?P<name>[A-Z][\w.+-]*(?: [A-Z][\w.+-]*)*(?: et al\.)?)"
-    rf"(?:,| \(|'s \w+ \()?\s+(?:\(?arXiv )?(?P<number>{NUMBER.pattern})"
+    r"(?<![\w.])(?P<name>(?<=\| )[^|,;:()\n]+|[A-Z][\w.+-]*(?: (?:[A-Z][\w.+-]*|with baseline|et al\.))*)"
+    rf"(?:, | \()(?:arXiv\s)?(?P<number>{NUMBER.pattern})"
 )
-"""The name of a paper or method before its number: `DAPO, arXiv 2503.14476`, `Dr. GRPO (arXiv 2503.20783)`."""
+"""The name of a paper or method before its number: `DAPO, arXiv 2503.14476`, `Dr. GRPO (arXiv 2503.20783)`.
+
+In the cell of a table it is all that stands before the comma.
+"""
 
 
 @dataclass
@@ -29,12 +33,13 @@ class Paper:
     names: Counter[str] = field(default_factory=Counter)
     """How often each name stands before its number."""
     classes: dict[str, None] = field(default_factory=dict)
-    """The public names, or else the files, whose code names it."""
+    """The public names, or else the files, whose code or module names it."""
     configurations: dict[str, None] = field(default_factory=dict)
     tests: dict[str, None] = field(default_factory=dict)
-    examples: dict[str, None] = field(default_factory=dict)
-    pages: dict[str, str] = field(default_factory=dict)
-    """The titles of the pages that name it, by their links."""
+    examples: dict[tuple[str, str], None] = field(default_factory=dict)
+    """The files, and the class or function in each; empty for the file itself."""
+    pages: dict[str, Section] = field(default_factory=dict)
+    """The first section of each page that names it, by the page's path."""
 
 
 @cache
@@ -43,13 +48,13 @@ def papers() -> dict[str, Paper]:
     found: dict[str, Paper] = defaultdict(Paper)
     for path in files("grpo_lightning/**/*.py"):
         for number, line in numbers_in(path, found):
-            found[number].classes[owner_of(path, line)] = None
+            found[number].classes |= dict.fromkeys(owners_of(path, line))
     for path in files("configs/**/*.yaml"):
         for number, _ in numbers_in(path, found):
             found[number].configurations[path] = None
     for path in files("examples/*.py"):
-        for number, _ in numbers_in(path, found):
-            found[number].examples[path] = None
+        for number, line in numbers_in(path, found):
+            found[number].examples[path, definition_of(path, line)] = None
     for path in files("tests/**/*.py"):
         for number, _ in numbers_in(path, found):
             found[number].tests[path] = None
@@ -57,8 +62,7 @@ def papers() -> dict[str, Paper]:
         list(numbers_in(path, found))
     for section in hand_written():
         for number in NUMBER.findall(section.text):
-            anchor = f"#{section.anchor}" if section.anchor else ""
-            found[number].pages.setdefault(section.path + anchor, section.page_title)
+            found[number].pages.setdefault(section.path, section)
     for paper in found.values():
         for name in paper.classes:
             paper.tests |= dict.fromkeys(tests_of(name))
@@ -80,23 +84,32 @@ def numbers_in(path: str, found: dict[str, Paper]) -> Iterator[tuple[str, int]]:
             yield number, line
 
 
-def owner_of(path: str, line: int) -> str:
-    """Returns the public name that a line of a file belongs to, or the path of the file."""
+def owners_of(path: str, line: int) -> list[str]:
+    """Returns the public name that a line of the package belongs to, or all public names of its file, or its path."""
+    name = definition_of(path, line)
+    module = path.removesuffix(".py").replace("/", ".")
+    public_names = [name for name in MODULES if MODULES[name] == module]
+    return [name] if name in MODULES else public_names or [path]
+
+
+def definition_of(path: str, line: int) -> str:
+    """Returns the class or function of a file that a line belongs to; empty for a line between them."""
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
-            return node.name if node.name in MODULES else path
-    return path
+            return node.name
+    return ""
 
 
 @cache
 def tests_of(name: str) -> list[str]:
-    """Returns the test file that names a public name most often."""
+    """Returns the test file that names a public name most often, if there is one in the folder of the name's tests."""
     if name not in MODULES:
         return []
     pattern = re.compile(rf"\b{name}\b")
     counts = {path: len(pattern.findall(text)) for path, text in texts_of_tests().items()}
-    best = max(counts, key=lambda path: counts[path])
-    return [best] if counts[best] else []
+    folder = "/".join(["tests", *MODULES[name].split(".")[1:-1], ""])
+    paths = sorted(counts, key=lambda path: (path.startswith(folder), counts[path]), reverse=True)
+    return [path for path in paths if counts[path]][:1]
 
 
 @cache
@@ -114,22 +127,42 @@ def page() -> str:
         "",
     ]
     for number, paper in papers().items():
-        name = f" · {paper.names.most_common(1)[0][0]}" if paper.names else ""
-        lines += [
-            f"## {number}{name} {{ #{number} }}",
-            "",
-            f"[arxiv.org/abs/{number}](https://arxiv.org/abs/{number})",
-            "",
-        ]
+        name = name_of(paper)
+        lines += [f"## {number}{f' · {name}' if name else ''} {{ #{number} }}", ""]
         rows = {
+            "Paper": [f"[arxiv.org/abs/{number}](https://arxiv.org/abs/{number})"],
             "Classes": [class_text(owner) for owner in paper.classes],
-            "Configurations": [f"[{path}]({relative(path, PAGE)})" for path in paper.configurations],
-            "Examples": [f"[{path}]({relative(path, PAGE)})" for path in paper.examples],
+            "Configurations": [file_text(path) for path in paper.configurations],
+            "Examples": [file_text(path) + (f": `{name}`" if name else "") for path, name in paper.examples],
             "Tests": [f"`{path}`" for path in paper.tests],
-            "Pages": [f"[{title}]({relative(path, PAGE)})" for path, title in paper.pages.items()],
+            "Pages": [page_text(section) for section in paper.pages.values()],
         }
         lines += [*(f"- {title}: {', '.join(items)}" for title, items in rows.items() if items), ""]
     return "\n".join(lines)
+
+
+def name_of(paper: Paper) -> str:
+    """Returns the name that stands before its number most often, or else a docstring's first word: `CHORD: ...`."""
+    if paper.names:
+        return paper.names.most_common(1)[0][0]
+    docstrings = [getattr(grpo_lightning, name).__doc__ or "" for name in paper.classes if name in MODULES]
+    for path, name in paper.examples:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+        docstrings += [ast.get_docstring(node) or "" for node in classes]
+    names = [re.match(r"([A-Z][\w.+-]*): ", text) for text in docstrings]
+    return next((match[1] for match in names if match), "")
+
+
+def file_text(path: str) -> str:
+    """Returns the link to a file of the repository that the site has too."""
+    return f"[{path}]({relative(path, PAGE)})"
+
+
+def page_text(section: Section) -> str:
+    """Returns the link to a section of a page."""
+    anchor = f"#{section.anchor}" if section.anchor else ""
+    return f"[{section.page_title}]({relative(section.path, PAGE)}{anchor})"
 
 
 def class_text(owner: str) -> str:
