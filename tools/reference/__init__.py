@@ -3,10 +3,12 @@
 `pages` returns them all. They are not on disk: `tools/docs_site.py` hands them to mkdocs, and `tests/tools` reads them.
 """
 
+import os
 from functools import cache
+from pathlib import Path
 
 from reference import api, commands, configuration, papers
-from reference.places import REFERENCE
+from reference.places import REFERENCE, ROOT
 
 
 @cache
@@ -15,10 +17,18 @@ def pages() -> dict[str, str]:
     written = {
         **{f"configuration/{name}.md": text for name, text in configuration.pages().items()},
         "commands.md": commands.page(),
-        **{f"api/{name}.md": text for name, text in api.pages().items()},
+        **{f"api/{name}.md": text for name, text in api.pages(configuration.keys_by_api_page()).items()},
         "papers.md": papers.page(),
     }
     return {f"{REFERENCE}/{path}": text for path, text in written.items()}
+
+
+def text_of(path: Path) -> str | None:
+    """Returns the text of a page, generated or on disk; empty for a folder or a picture, None for nothing at all."""
+    generated = pages().get(os.path.relpath(path, ROOT).replace(os.sep, "/"))
+    if generated is None and path.exists():
+        return path.read_text(encoding="utf-8") if path.suffix == ".md" else ""
+    return generated
 
 
 def navigation() -> list[dict[str, object]]:

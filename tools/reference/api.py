@@ -191,9 +191,13 @@ def order(name: str, family: Family) -> tuple[Any, ...]:
     return (base_index, not is_member, ".plugins." in MODULES[name], MODULES[name], line)
 
 
-def pages() -> dict[str, str]:
-    """Returns the pages by their file names."""
-    return {"index": index(), **{page: page_text(page) for page in FAMILIES}}
+def pages(keys_by_page: dict[str, list[str]]) -> dict[str, str]:
+    """Returns the pages by their file names.
+
+    Args:
+        keys_by_page: The keys of the configuration that take the classes of each page.
+    """
+    return {"index": index(), **{page: page_text(page, keys_by_page.get(page, [])) for page in FAMILIES}}
 
 
 def index() -> str:
@@ -209,18 +213,14 @@ def index() -> str:
     return "\n".join(lines)
 
 
-def page_text(page: str) -> str:
+def page_text(page: str, keys: list[str]) -> str:
     """Returns the page of a family."""
     family = FAMILIES[page]
-    lines = [
-        f"# {family.title}",
-        "",
-        family.decides,
-        "Every name is in `grpo_lightning` itself.",
-        "",
-        *contents(page),
-        "",
-    ]
+    lines = [f"# {family.title}", "", family.decides, "Every name is in `grpo_lightning` itself.", ""]
+    if keys:
+        links = ", ".join(f"[`{key}`](../configuration/{key}.md)" for key in keys)
+        lines += [f"In a configuration: {links}.", ""]
+    lines += [*contents(page), ""]
     for name in members()[page]:
         # The public name is an anchor too.
         lines += [f'<a id="{name}"></a>', "", f"::: {path_of(name)}", ""]

@@ -120,6 +120,15 @@ def families() -> dict[str, list[type]]:
     return by_key
 
 
+def keys_by_api_page() -> dict[str, list[str]]:
+    """Returns the keys whose classes stand on each page of the API."""
+    keys: dict[str, list[str]] = {}
+    for key, classes in families().items():
+        for page in dict.fromkeys(api.family_of(kind.__name__) for kind in classes):
+            keys.setdefault(page, []).append(key)
+    return keys
+
+
 def keys_with(classes: list[type]) -> list[str]:
     """Returns the keys that take these classes."""
     return [
@@ -176,6 +185,7 @@ def index() -> str:
         "Every key of `grpo fit`, read from its parser. A key goes into a YAML file or on the command line:",
         "`loop: {group_size: 8}` and `--loop.group_size 8` are the same. `grpo validate`, `test`, `predict` and `plan`",
         "read the same files. `grpo fit --config FILE --print_config` prints every key with its value.",
+        "`None` in a description is `null` in YAML.",
         "",
     ]
     for page in SECTION_PAGES:
@@ -221,7 +231,7 @@ def entry_lines(entry: Entry) -> list[str]:
     is_distinctive = num_owners()[entry.key.rpartition(".")[2]] <= MOST_OWNERS
     section = explained.section_of_key(entry.key, is_distinctive)
     return [
-        f"{'##' if entry.key.count('.') < 2 else '###'} `{entry.key}` {{ #{entry.key} }}",
+        heading(2 if entry.key.count(".") < 2 else 3, entry.key),
         "",
         facts(entry.option, entry.range, page),
         "",
@@ -230,6 +240,12 @@ def entry_lines(entry: Entry) -> list[str]:
         *choices(entry, page),
         *([explained.link(f"{FOLDER}/{page}.md", section), ""] if section else []),
     ]
+
+
+def heading(level: int, key: str) -> str:
+    """Returns the heading of a key. The table of contents has its last word alone, below the heading of the others."""
+    label = f" data-toc-label='{key.rpartition('.')[2]}'" if level == 3 else ""
+    return f"{'#' * level} `{key}` {{ #{key}{label} }}"
 
 
 def page_of_key(key: str) -> str:
@@ -290,27 +306,29 @@ def usage(key: str) -> list[str]:
     """Returns how the key takes a class, with an example."""
     entry = next(entry for page in SECTION_PAGES for entry in entries()[page] if entry.key == key)
     keys = [f"[`{other}`]({page_of_key(other)}.md#{other})" for other in keys_with(families()[key])]
-    lines = [f"What {' and '.join(keys)} {'takes' if len(keys) == 1 else 'take'}. {entry.option.text}", ""]
+    lines = [f"What {', '.join(keys)} {'takes' if len(keys) == 1 else 'take'}. {entry.option.text}", ""]
     is_list = entry.option.type.startswith(("list[", "List["))
     for kind in families()[key]:
         for option in options_of_class(kind):
-            if option.default_text != "null" and not option.is_required and "." not in option.key:
-                name = kind.__name__
-                init_args = f"{{class_path: {name}, init_args: {{{option.key}: {option.default_text}}}}}"
-                block = f"[{init_args}]" if is_list else init_args
-                for part in reversed(key.split(".")[1:]):
-                    block = f"{{{part}: {block}}}"
-                flag = f"--{key} {name} --{key}.{option.key} {option.default_text}"
-                return [
-                    *lines,
-                    "```yaml",
-                    f"{key.split('.')[0]}: {block}",
-                    "```",
-                    "",
-                    f"On the command line: `{flag}`.",
-                    "",
-                ]
+            if option.default not in (None, "", [], {}) and not option.is_required and "." not in option.key:
+                return [*lines, *example(key, kind.__name__, option, is_list)]
     return lines
+
+
+def example(key: str, name: str, option: Option, is_list: bool) -> list[str]:
+    """Returns how a class is named for a key, in YAML and on the command line."""
+    parts = key.split(".")
+    lines = [f"{'  ' * depth}{part}:" for depth, part in enumerate(parts)]
+    margin = "  " * len(parts)
+    first_margin = f"{margin}- " if is_list else margin
+    margin = " " * len(first_margin)
+    lines += [
+        f"{first_margin}class_path: {name}",
+        f"{margin}init_args:",
+        f"{margin}  {option.key}: {option.default_text}",
+    ]
+    flags = f"--{key} {name} --{key}.{option.key} {option.default_text}"
+    return ["```yaml", *lines, "```", "", "On the command line:", "", "```sh", flags, "```", ""]
 
 
 def class_lines(kind: type, key: str) -> list[str]:
@@ -324,13 +342,13 @@ def class_lines(kind: type, key: str) -> list[str]:
     for option in options_of_class(kind):
         section = explained.section_of_argument(name, option.key.rpartition(".")[2])
         lines += [
-            f"### `{name}.{option.key}` {{ #{name}.{option.key} }}",
+            heading(3, f"{name}.{option.key}"),
             "",
             facts(option, ranges.get(option.key, ""), key),
             "",
             option.text,
             "",
-            *([explained.link(page, section), ""] if section != class_section else []),
+            *([explained.link(page, section), ""] if section and section != class_section else []),
         ]
     return lines
 

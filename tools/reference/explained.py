@@ -5,6 +5,7 @@ Nothing is listed by hand, so that a page can be moved, renamed or rewritten.
 
 import re
 from collections import Counter
+from typing import NamedTuple
 
 from reference.places import FORMULAS, LISTS, Section, hand_written, relative
 
@@ -15,16 +16,26 @@ USED_ONLY = 2 * IN_PROSE
 """A page whose mentions count less than this does not explain an option."""
 
 
-def link(page: str, section: Section | None) -> str:
-    """Returns a sentence with the link from a page to a section; empty if there is none."""
-    if section is None:
+class Place(NamedTuple):
+    """Where an option is explained."""
+
+    section: Section
+    is_explained: bool
+    """Whether its page explains the option, and does more than use it."""
+
+
+def link(page: str, place: Place | None) -> str:
+    """Returns a sentence with the link from a page to a place; empty if there is none."""
+    if place is None:
         return ""
+    section = place.section
     anchor = f"#{section.anchor}" if section.anchor else ""
     title = section.page_title if section.title == section.page_title else f"{section.page_title} › {section.title}"
-    return f"Explained in [{title}]({relative(section.path, page)}{anchor})."
+    verb = "Explained" if place.is_explained else "Used"
+    return f"{verb} in [{title}]({relative(section.path, page)}{anchor})."
 
 
-def section_of_key(key: str, is_distinctive: bool) -> Section | None:
+def section_of_key(key: str, is_distinctive: bool) -> Place | None:
     """Returns the section that explains a key of the configuration, such as `loop.group_size`.
 
     Args:
@@ -36,12 +47,12 @@ def section_of_key(key: str, is_distinctive: bool) -> Section | None:
     return most(name, f"{full}|{word(name)}" if is_distinctive else full)
 
 
-def section_of_class(name: str) -> Section | None:
+def section_of_class(name: str) -> Place | None:
     """Returns the section that explains a class."""
     return most(name, rf"\b{name}\b")
 
 
-def section_of_argument(owner: str, name: str) -> Section | None:
+def section_of_argument(owner: str, name: str) -> Place | None:
     """Returns the section that explains an argument of a class: it names both."""
     return most(name, word(name), owner)
 
@@ -51,7 +62,7 @@ def word(name: str) -> str:
     return rf"`{name}`|`{name}[:= ]|(?<![\w.`]){name}:|\.{name}\b"
 
 
-def most(name: str, pattern: str, owner: str = "") -> Section | None:
+def most(name: str, pattern: str, owner: str = "") -> Place | None:
     """Returns the section that mentions an option most, on the page that does; None if there is none.
 
     Args:
@@ -79,6 +90,8 @@ def most(name: str, pattern: str, owner: str = "") -> Section | None:
         by_page[section.path] += score
     pages = [page for page, _ in by_page.most_common()]
     explaining = [page for page in pages if by_page[page] >= USED_ONLY and page not in FORMULAS]
-    for page in [*explaining, *(page for page in pages if page in FORMULAS), *pages]:
-        return max((section for section in scores if section.path == page), key=lambda section: scores[section])
+    explaining += [page for page in pages if page in FORMULAS]
+    for page in [*explaining, *pages]:
+        best = max((section for section in scores if section.path == page), key=lambda section: scores[section])
+        return Place(best, page in explaining)
     return None

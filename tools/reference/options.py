@@ -38,7 +38,8 @@ class Option:
     def type(self) -> str:
         """Its type as the help of the command line shows it."""
         text = re.sub(r"\bNoneType\b|\bNone\b", "null", readable(type_to_str(self.hint)))
-        return re.sub(r"Literal\[([^]]*)\]", lambda match: match[1].replace("'", "").replace(", ", " | "), text)
+        text = re.sub(r"Literal\[([^]]*)\]", lambda match: match[1].replace("'", "").replace(", ", " | "), text)
+        return text if "[" in text else " | ".join(dict.fromkeys(text.split(" | ")))
 
     @property
     def default_text(self) -> str:

@@ -17,13 +17,13 @@ NUMBER = re.compile(r"(?<![\d.])(?:0[7-9]|1\d|2\d)(?:0[1-9]|1[0-2])\.\d{5}(?![\d
 """An arXiv number, since 2015: year, month, and five digits."""
 
 NAMED = re.compile(
-    r"(?<![\w.])(?P<name>(?<=\| )[^|,;:()\n]+|[A-Z][\w.+-]*(?: (?:[A-Z][\w.+-]*|with baseline|et al\.))*)"
+    r"(?<![\w.])(?P<name>[A-Z][\w.+-]*(?: (?:[A-Z][\w.+-]*|with baseline|et al\.))*)"
     rf"(?:, | \()(?:arXiv\s)?(?P<number>{NUMBER.pattern})"
 )
-"""The name of a paper or method before its number: `DAPO, arXiv 2503.14476`, `Dr. GRPO (arXiv 2503.20783)`.
+"""The name of a paper or method before its number: `DAPO, arXiv 2503.14476`, `Dr. GRPO (arXiv 2503.20783)`."""
 
-In the cell of a table it is all that stands before the comma.
-"""
+NAMED_IN_CELL = re.compile(rf"(?<=[^\\]\| )(?P<name>[^|,;:()\n]+), (?P<number>{NUMBER.pattern})")
+"""The name before its number in a cell of a table."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ def files(pattern: str) -> list[str]:
 def numbers_in(path: str, found: dict[str, Paper]) -> Iterator[tuple[str, int]]:
     """Yields the arXiv numbers of a file with their lines, and counts the names before them."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    for match in NAMED.finditer(text):
+    for match in (NAMED_IN_CELL if path.endswith(".md") else NAMED).finditer(text):
         found[match["number"]].names[" ".join(match["name"].split())] += 1
     for line, content in enumerate(text.splitlines(), start=1):
         for number in NUMBER.findall(content):
