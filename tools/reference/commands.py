@@ -143,7 +143,7 @@ def value_of(action: argparse.Action) -> str:
     """Returns the word that stands for an argument's value, as in the usage."""
     if action.nargs == 0:
         return ""
-    word = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper())
+    word = action.metavar or action.dest.upper()
     return f"{word} ..." if action.nargs == "+" else f"[{word}]" if action.nargs == "?" else str(word)
 
 

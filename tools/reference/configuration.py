@@ -25,11 +25,14 @@ RUN = "run"
 OWNERS = {"model": "GRPOModule", "model.policy": "Policy", "data": "PromptDataModule", **SECTIONS}
 """The class whose arguments are the keys of a section."""
 
-MADE_BY_PROGRAM = [*SECTIONS.values(), *ALWAYS, "SaveConfig", "StepLines", "StepTimer"]
-"""Callbacks that every run has: `trainer.callbacks` need not name them."""
+MADE_BY_PROGRAM = [*SECTIONS.values(), *ALWAYS, "SaveConfig", "StepLines", "StepTimer", "AtomicCheckpointIO"]
+"""Callbacks and plugins of the trainer that every run has: no configuration names them."""
 
 SECTION_PAGES = [RUN, "model", "data", *SECTIONS, "trainer"]
 
+
+FIRST_IN_SEARCH = "---\nsearch: {boost: 3}\n---\n\n"
+"""The front matter of a page: a search for a key finds this page before the pages that use the key."""
 
 MOST_OWNERS = 3
 """A name that more classes have, such as `path`, says nothing without its section."""
@@ -58,8 +61,8 @@ def pages() -> dict[str, str]:
     """Returns the pages by their file names."""
     texts = {"index": index()}
     for page in SECTION_PAGES:
-        texts[page] = section_page(page)
-        texts |= {key: family_page(key) for key in families() if key.split(".")[0] == page}
+        texts[page] = FIRST_IN_SEARCH + section_page(page)
+        texts |= {key: FIRST_IN_SEARCH + family_page(key) for key in families() if key.split(".")[0] == page}
     return texts
 
 
@@ -81,13 +84,21 @@ def unfold(option: Option, range_text: str) -> Iterator[Entry]:
     """Yields a key, and the keys below it if its type is a single class of settings."""
     yield Entry(option, range_text)
     for settings in classes_in(option.hint):
-        # Below a dict, such as `data.validations`, the user chooses the names of the keys.
-        name = ".NAME" if "dict[" in option.type else ""
-        if dataclasses.is_dataclass(settings) and not members_of(settings)[1:]:
+        if is_settings(settings):
             ranges = ranges_of(settings)
             for nested in options_of_class(settings):
-                key = f"{option.key}{name}.{nested.key}"
+                key = f"{prefix_below(option)}.{nested.key}"
                 yield from unfold(dataclasses.replace(nested, key=key), ranges.get(nested.key.rpartition(".")[2], ""))
+
+
+def is_settings(kind: type) -> bool:
+    """Returns whether a class is a set of keys, and no family with a choice."""
+    return dataclasses.is_dataclass(kind) and len(members_of(kind)) <= 1
+
+
+def prefix_below(option: Option) -> str:
+    """Returns what stands before the keys below a key. In a dict, `data.validations`, the user chooses a name."""
+    return f"{option.key}.NAME" if "dict[" in option.type else option.key
 
 
 def ranges_of_key(key: str) -> str:
@@ -101,7 +112,13 @@ def prefix_of(name: str) -> str | None:
     for section, owner in OWNERS.items():
         if owner == name:
             return section
-    return name if name in public_classes() and page_of_class(public_classes()[name]) else None
+    if name not in public_classes():
+        return None
+    kind = public_classes()[name]
+    for entry in (entry for page in SECTION_PAGES for entry in entries()[page]):
+        if is_settings(kind) and kind in classes_in(entry.option.hint):
+            return prefix_below(entry.option)
+    return name if page_of_class(kind) else None
 
 
 @cache
@@ -111,7 +128,7 @@ def families() -> dict[str, list[type]]:
     with_page: set[type] = set()
     for entry in (entry for page in SECTION_PAGES for entry in entries()[page]):
         for base in classes_in(entry.option.hint):
-            if base in with_page or (dataclasses.is_dataclass(base) and not members_of(base)[1:]):
+            if base in with_page or is_settings(base):
                 continue
             classes = members_of(base)
             if classes:
@@ -278,9 +295,7 @@ def type_text(option: Option, page: str) -> str:
 
 def choices(entry: Entry, page: str) -> list[str]:
     """Returns the list of the classes that a key takes, each with the link to its arguments."""
-    bases = [
-        base for base in classes_in(entry.option.hint) if not dataclasses.is_dataclass(base) or members_of(base)[1:]
-    ]
+    bases = [base for base in classes_in(entry.option.hint) if not is_settings(base)]
     classes = list(dict.fromkeys(kind for base in bases for kind in members_of(base)))
     if not classes:
         return []
@@ -327,8 +342,8 @@ def example(key: str, name: str, option: Option, is_list: bool) -> list[str]:
         f"{margin}init_args:",
         f"{margin}  {option.key}: {option.default_text}",
     ]
-    flags = f"--{key} {name} --{key}.{option.key} {option.default_text}"
-    return ["```yaml", *lines, "```", "", "On the command line:", "", "```sh", flags, "```", ""]
+    flags = [f"--{key} {name} \\", f"  --{key}.{option.key} {option.default_text}"]
+    return ["```yaml", *lines, "```", "", "On the command line:", "", "```sh", *flags, "```", ""]
 
 
 def class_lines(kind: type, key: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from jsonargparse import Namespace
 from jsonargparse._typehints import type_to_str
+from torch.optim import Optimizer
 
 from grpo_lightning.cli import command_line, import_families
 from grpo_lightning.command.overview import SECTIONS
@@ -78,7 +79,8 @@ def options_of_class(kind: type) -> tuple[Option, ...]:
     import_families()
     parser = Parser(exit_on_error=False)
     parser.add_class_arguments(kind)
-    return tuple(option(action) for action in options_of(parser))
+    # The optimizer of a schedule is the run's.
+    return tuple(option(action) for action in options_of(parser) if action._typehint is not Optimizer)
 
 
 def option(action: Any) -> Option:
@@ -116,6 +118,6 @@ def classes_in(hint: Any) -> Iterator[type]:
     if inspect.isclass(hint) and hint.__module__.split(".")[0] in ("grpo_lightning", "lightning", "torch"):
         yield hint
     for inner in get_args(hint):
-        # The arguments of a Callable are a list.
-        for item in inner if isinstance(inner, list) else [inner]:
-            yield from classes_in(item)
+        # The arguments of a Callable are a list. The program passes them.
+        if not isinstance(inner, list):
+            yield from classes_in(inner)

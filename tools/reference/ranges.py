@@ -9,8 +9,8 @@ import re
 from functools import cache
 from types import ModuleType
 
-ADVICE = re.compile(r"; .*|, e\.g\. .*|, such as .*| \(.*?\)(?=$)")
-"""What follows the range in a message."""
+ADVICE = re.compile(r"; .*|, e\.g\. .*|, such as .*|, or (?:take|leave) .*| \([^()]*\)")
+"""What is not the range in a message."""
 
 
 def ranges_of(kind: type) -> dict[str, str]:
@@ -53,9 +53,11 @@ def check_of(call: ast.Call) -> dict[str, str]:
         return {name: f"{ast.unparse(call.args[2])} or more"}
     if function == "require":
         message = ast.unparse(call.args[1])
-        match = re.match(r"""f?['"]([\w.]+)=\{.*: give (?:a number |a finite |them )?(.*)['"]$""", message)
-        if match and "{" not in match[2]:
-            return {match[1].rpartition(".")[2]: ADVICE.sub("", match[2])}
+        match = re.search(r"give (?:a (?=finite)|a number (?!of))?([^{}]*)['\"]$", message)
+        names = re.findall(r"([\w.]+)=\{", message)
+        if match and match[1] != "a range":
+            range_text = ADVICE.sub("", match[1]).removesuffix(" number")
+            return {name.rpartition(".")[2]: range_text for name in names}
     return {}
 
 
