@@ -34,8 +34,8 @@ def text_of(path: Path) -> str | None:
 def navigation() -> list[dict[str, object]]:
     """Returns the entries of the generated pages in the navigation of the site, by title."""
     return [
-        {"Configuration": [{title: f"{REFERENCE}/configuration/{name}.md"} for name, title in configuration.titles()]},
         {"Commands": f"{REFERENCE}/commands.md"},
-        {"API": [{title: f"{REFERENCE}/api/{name}.md"} for name, title in api.titles()]},
         {"Papers": f"{REFERENCE}/papers.md"},
+        {"Configuration": [{title: f"{REFERENCE}/configuration/{name}.md"} for name, title in configuration.titles()]},
+        {"API": [{title: f"{REFERENCE}/api/{name}.md"} for name, title in api.titles()]},
     ]

@@ -34,9 +34,6 @@ SECTION_PAGES = [RUN, "model", "data", *SECTIONS, "trainer"]
 FIRST_IN_SEARCH = "---\nsearch: {boost: 3}\n---\n\n"
 """The front matter of a page: a search for a key finds this page before the pages that use the key."""
 
-MOST_OWNERS = 3
-"""A name that more classes have, such as `path`, says nothing without its section."""
-
 
 class Entry(NamedTuple):
     """A key of the configuration that has a heading."""
@@ -245,8 +242,7 @@ def introduction(page: str) -> list[str]:
 def entry_lines(entry: Entry) -> list[str]:
     """Returns the heading and the text of a key."""
     page = page_of_key(entry.key)
-    is_distinctive = num_owners()[entry.key.rpartition(".")[2]] <= MOST_OWNERS
-    section = explained.section_of_key(entry.key, is_distinctive)
+    section = explained.section_of_key(entry.key, num_owners()[entry.key.rpartition(".")[2]])
     return [
         heading(2 if entry.key.count(".") < 2 else 3, entry.key),
         "",

@@ -5,54 +5,49 @@ Nothing is listed by hand, so that a page can be moved, renamed or rewritten.
 
 import re
 from collections import Counter
-from typing import NamedTuple
 
 from reference.places import FORMULAS, LISTS, Section, hand_written, relative
 
 IN_HEADING, IN_PROSE, IN_CODE = 30, 3, 1
 """What a mention counts in a heading, in a sentence, and in a block of code, which uses an option without a word."""
 
+MOST_OWNERS = 3
+"""A name that more classes have, such as `path`, says nothing without its section."""
+
 USED_ONLY = 2 * IN_PROSE
 """A page whose mentions count less than this does not explain an option."""
 
 
-class Place(NamedTuple):
-    """Where an option is explained."""
-
-    section: Section
-    is_explained: bool
-    """Whether its page explains the option, and does more than use it."""
-
-
-def link(page: str, place: Place | None) -> str:
-    """Returns a sentence with the link from a page to a place; empty if there is none."""
-    if place is None:
+def link(page: str, section: Section | None) -> str:
+    """Returns a sentence with the link from a page to a section; empty if there is none."""
+    if section is None:
         return ""
-    section = place.section
     anchor = f"#{section.anchor}" if section.anchor else ""
     title = section.page_title if section.title == section.page_title else f"{section.page_title} › {section.title}"
-    verb = "Explained" if place.is_explained else "Used"
-    return f"{verb} in [{title}]({relative(section.path, page)}{anchor})."
+    return f"See [{title}]({relative(section.path, page)}{anchor})."
 
 
-def section_of_key(key: str, is_distinctive: bool) -> Place | None:
+def section_of_key(key: str, num_owners: int) -> Section | None:
     """Returns the section that explains a key of the configuration, such as `loop.group_size`.
 
     Args:
         key: The key, with its sections.
-        is_distinctive: Whether few options have the same last word, so that this word alone means the key.
+        num_owners: How many classes have an argument with the key's last word. If it is one, the word alone means the
+            key; if they are few, the word means it beside the section's name.
     """
     name = key.rpartition(".")[2]
     full = rf"(?<![\w.]){re.escape(key)}(?!\w)"
-    return most(name, f"{full}|{word(name)}" if is_distinctive else full)
+    section_name = key.split(".")[-2] if "." in key else ""
+    pattern = full if num_owners > MOST_OWNERS else f"{full}|{word(name)}"
+    return most(name, pattern, section_name if num_owners > 1 else "")
 
 
-def section_of_class(name: str) -> Place | None:
+def section_of_class(name: str) -> Section | None:
     """Returns the section that explains a class."""
     return most(name, rf"\b{name}\b")
 
 
-def section_of_argument(owner: str, name: str) -> Place | None:
+def section_of_argument(owner: str, name: str) -> Section | None:
     """Returns the section that explains an argument of a class: it names both."""
     return most(name, word(name), owner)
 
@@ -62,7 +57,7 @@ def word(name: str) -> str:
     return rf"`{name}`|`{name}[:= ]|(?<![\w.`]){name}:|\.{name}\b"
 
 
-def most(name: str, pattern: str, owner: str = "") -> Place | None:
+def most(name: str, pattern: str, owner: str = "") -> Section | None:
     """Returns the section that mentions an option most, on the page that does; None if there is none.
 
     Args:
@@ -88,10 +83,10 @@ def most(name: str, pattern: str, owner: str = "") -> Place | None:
     by_page = Counter[str]()
     for section, score in scores.items():
         by_page[section.path] += score
-    pages = [page for page, _ in by_page.most_common()]
-    explaining = [page for page in pages if by_page[page] >= USED_ONLY and page not in FORMULAS]
-    explaining += [page for page in pages if page in FORMULAS]
-    for page in [*explaining, *pages]:
-        best = max((section for section in scores if section.path == page), key=lambda section: scores[section])
-        return Place(best, page in explaining)
-    return None
+
+    def order(section: Section) -> tuple[bool, bool, int, int]:
+        """Sections that explain come first; the page of formulas explains where no other page does."""
+        explains = section.path == FORMULAS or by_page[section.path] >= USED_ONLY
+        return explains, section.path != FORMULAS, scores[section] + by_page[section.path], scores[section]
+
+    return max(scores, key=order, default=None)

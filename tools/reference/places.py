@@ -17,10 +17,10 @@ REFERENCE = "docs/reference"
 MODULES: dict[str, str] = vars(grpo_lightning)["_FILES"]
 """The module of each public name."""
 
-FORMULAS = ("docs/reference/methods.md", "docs/algorithms.md")
+FORMULAS = "docs/reference/methods.md"
 """The page with a row per class. It names every class, and explains an option only where no other page does."""
 
-LISTS = ("docs/reference/metrics.md", "docs/metrics.md", "docs/reference/glossary.md", "docs/reference/faq.md")
+LISTS = [f"docs/reference/{name}.md" for name in ("faq", "glossary", "metrics", "models", "records")]
 """Pages that name options in passing."""
 
 
