@@ -1,15 +1,13 @@
-"""Hooks of mkdocs: the site mirrors the repository, so that a link works in both, and gets an API reference.
+"""Hooks of mkdocs: the site mirrors the repository, so that a link works in both, and gets its reference.
 
-`make docs` uses it, by mkdocs.yml. The pages of the reference list the public names of `grpo_lightning`.
+`make docs` uses it, by mkdocs.yml. The generated pages of the reference come from `tools/reference`.
 """
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import grpo_lightning
+import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 MIRRORED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"]
@@ -23,13 +21,6 @@ MIRRORED += [
     "experiments/README.md",
     "experiments/*/*.*",
 ]
-FILES: dict[str, str] = vars(grpo_lightning)["_FILES"]
-"""Every public name, and the module that has it."""
-FLOORS = sorted({module.split(".")[1] for module in FILES.values()})
-"""The floors that have public names: a page of the reference each."""
-
-FOLDERS = {"inspect": "inspector"}
-"""Public names that are folders, with the names of the folders."""
 
 
 def on_config(config: Any) -> Any:
@@ -42,8 +33,12 @@ def on_config(config: Any) -> Any:
                 *({title: f"experiments/{name}/README.md"} for name, title in titles.items()),
             ]
         },
-        {"Reference": [{floor: f"reference/{floor}.md"} for floor in FLOORS]},
     ]
+    sections = {title: pages for entry in config.nav for title, pages in entry.items()}
+    if "Reference" not in sections:
+        sections["Reference"] = []
+        config.nav.append({"Reference": sections["Reference"]})
+    sections["Reference"] += reference.navigation()
     return config
 
 
@@ -54,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
     kept = [file for file in files if not Path(file.abs_src_path or "").is_relative_to(ROOT / "docs")]
     paths = sorted(path for pattern in MIRRORED for path in ROOT.glob(pattern))
     mirrored = [File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)) for path in paths]
-    pages = [File.generated(config, f"reference/{floor}.md", content=text) for floor, text in reference()]
+    pages = [File.generated(config, path, content=text) for path, text in reference.pages().items()]
     return Files([*kept, *mirrored, *pages])
 
 
@@ -67,24 +62,6 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
         return f"]({link[1].rstrip('/')}/README.md)" if (target / "README.md").is_file() else link[0]
 
     return re.sub(r"\]\(([\w./-]+)\)", to_readme, markdown)
-
-
-def reference() -> Iterator[tuple[str, str]]:
-    """Each floor and its page: the first line of its docstring, then its public names under their files."""
-    for floor in FLOORS:
-        lines = [f"# {floor}", "", f"{purpose_of(floor)} Every name is in `grpo_lightning` itself.", ""]
-        for module in sorted({module for module in FILES.values() if module.split(".")[1] == floor}):
-            lines += [f"## {module.removeprefix('grpo_lightning.')}", ""]
-            for name in sorted(name for name, file in FILES.items() if file == module):
-                lines += [f"::: {module}.{FOLDERS.get(name, name)}", ""]
-        yield floor, "\n".join(lines)
-
-
-def purpose_of(floor: str) -> str:
-    """The first line of the docstring of a floor, which is a folder or a file."""
-    path = ROOT / "grpo_lightning" / floor
-    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def title_of(path: Path) -> str:
