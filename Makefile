@@ -59,7 +59,7 @@ lint: $(INSTALLED) ## check format, style, types and dependencies
 	$(BIN)/mypy
 	$(BIN)/deptry grpo_lightning
 
-docs: $(DOCS_INSTALLED) ## build the documentation in site/; `python -m http.server -d site` serves it, with search
+docs: $(DOCS_INSTALLED) ## build the documentation in site/; open site/index.html
 	$(BIN)/mkdocs build --strict
 
 # constraints.txt pins the tested versions.
