@@ -44,14 +44,15 @@ test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU 
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/plugins/engines/vllm
 
 # In an environment of its own, $(WHEEL), and in a folder there, from which nothing of the repository is seen.
-wheel: ## build sdist and wheel in dist/, and make and train a project with the wheel alone (two to five minutes)
+wheel: ## build sdist and wheel in dist/, and train a project and an example with the wheel alone (two to five minutes)
 	rm -rf dist $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/python -m pip install -q build
 	$(WHEEL)/bin/python -m build -q
 	$(WHEEL)/bin/python -m pip install -q -c constraints.txt dist/*.whl
-	cd $(WHEEL) && bin/grpo env && bin/grpo init project
+	cd $(WHEEL) && bin/grpo env && bin/grpo init project && bin/grpo init calculator --example calculator
 	cd $(WHEEL)/project && ../bin/grpo fit --config run.yaml && ../bin/grpo inspect runs/first && ../bin/grpo export runs/first --out model
+	cd $(WHEEL)/calculator && ../bin/grpo fit --config run.yaml --trainer.max_epochs 1
 
 lint: $(INSTALLED) ## check format, style, types and dependencies
 	$(BIN)/ruff format --check .

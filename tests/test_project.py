@@ -64,15 +64,6 @@ def test_the_hook_runs_the_tested_ruff() -> None:
     assert repository["rev"] == f"v{TESTED['ruff']}"
 
 
-def test_what_is_no_python_is_installed_too() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    package = ROOT / "grpo_lightning"
-    patterns = tomllib.loads(text)["tool"]["setuptools"]["package-data"]["grpo_lightning"]
-    given = {path for pattern in patterns for path in package.glob(pattern)}
-    files = {path for path in package.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-    assert files - given == set()
-
-
 @pytest.mark.parametrize("folder", ["tests/helpers", "tools", "docs/figures"])
 def test_no_script_hides_a_library(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program's folder comes first where Python looks for modules: a tokenizers.py there hides the library."""

@@ -26,11 +26,9 @@ class Command(NamedTuple):
 PLUGINS = "grpo_lightning.plugins"
 
 COMMANDS: dict[str, Command] = {
+    "init": Command("Writes a project to begin with, or an example.", f"{PLUGINS}.console.start.init"),
     "fit": Command("Trains a policy by GRPO."),
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
-    "test": Command("Measures a policy, or a checkpoint, on the test questions."),
-    "predict": Command("Writes completions of your prompts, with their scores, to a file."),
-    "evaluate": Command("Measures a model on benchmarks, without a run.", f"{PLUGINS}.data.benchmarks.evaluate"),
     "inspect": Command(
         "Writes a page that shows what a run did to each token.", f"{PLUGINS}.looking.inspector.inspector_page"
     ),
@@ -38,11 +36,14 @@ COMMANDS: dict[str, Command] = {
     "export": Command(
         "Writes a run's policy as a model for transformers and vLLM.", f"{PLUGINS}.looking.export.export_command"
     ),
-    "init": Command("Writes a project to begin with.", f"{PLUGINS}.console.start.init"),
-    "env": Command("Prints the versions of everything, for a bug report.", f"{PLUGINS}.console.start.env"),
+    "evaluate": Command("Measures a model on benchmarks, without a run.", f"{PLUGINS}.data.benchmarks.evaluate"),
+    "plan": Command("Prints what memory `grpo fit` would take with the same options, without weights or devices."),
+    "predict": Command("Writes completions of your prompts, with their scores, to a file."),
+    "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "judge": Command("Measures how well a judge agrees with the verifier.", f"{PLUGINS}.rewards.judge.judge_command"),
-    "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
+    "env": Command("Prints the versions of everything, for a bug report.", f"{PLUGINS}.console.start.env"),
 }
+"""In the order in which they are used."""
 
 SECTIONS = {
     "loop": "GRPOLoop",
@@ -117,11 +118,17 @@ def overview() -> str:
     commands = "\n".join(f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items())
     return f"""usage: grpo COMMAND [--config FILE ...] [--KEY VALUE ...]
 
-GRPO (DeepSeekMath, Algorithm 1) and its relatives. The commands:
+GRPO (DeepSeekMath, Algorithm 1) and its relatives. The commands, in the order in which they are used:
 {commands}
 
 `grpo COMMAND --help` lists the options. `grpo fit --model.advantage.help GroupStd` explains one class.
-`grpo fit --config FILE --print_config` prints every option with its value."""
+`grpo fit --config FILE --print_config` prints every option with its value.
+
+An example: a project, trained and looked at.
+  grpo init sums
+  cd sums
+  grpo fit --config run.yaml
+  grpo inspect runs/first"""
 
 
 def answer(args: Sequence[str]) -> int | None:

@@ -1,10 +1,11 @@
 """What a user has without the repository: a project that runs, configurations by name, versions for a bug report."""
 
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from grpo_lightning.packaged import POLICY, packaged
 from grpo_lightning.plugins.console.start.init import EXAMPLES
 from grpo_lightning.types import UsageError
 
-TINY = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.limit_val_batches=0"]
+TINY = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--data.val_limit=2"]
 TINY += ["--loop.prompts_per_step=4", "--loop.group_size=4"]
 SMALL = ["--trainer.max_epochs=6", "--trainer.enable_progress_bar=false", "--loop.prompts_per_step=16"]
 
@@ -113,29 +114,67 @@ def test_env_prints_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) 
     assert ("gpu 0" in facts) == torch.cuda.is_available()
 
 
-def test_wheel_and_sdist_hold_all_that_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel is built from what the sdist holds."""
-    source = tmp_path / "source"
-    source.mkdir()
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `source`, what sdist and wheel are made of, and `wheel`, the unpacked wheel of the sdist."""
+    folder = tmp_path_factory.mktemp("built")
     for name in ("configs", "examples", "grpo_lightning"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, folder / "source")
 
-    def build(kind: str, folder: Path) -> Path:
-        code = f"from setuptools import build_meta as b; b.build_{kind}({str(tmp_path)!r})"
-        subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(), check=True, capture_output=True)
-        (made,) = tmp_path.glob("*.tar.gz" if kind == "sdist" else "*.whl")
-        return made
+    def build(kind: str, source: Path) -> Path:
+        code = f"from setuptools import build_meta as b; print(b.build_{kind}({str(folder)!r}))"
+        command = [sys.executable, "-c", code]
+        output = subprocess.run(command, cwd=source, env=environment(), check=True, capture_output=True, text=True)
+        return folder / output.stdout.splitlines()[-1]
 
-    shutil.unpack_archive(build("sdist", source), tmp_path, filter="data")
-    (unpacked,) = tmp_path.glob("grpo_lightning-*/")
-    with zipfile.ZipFile(build("wheel", unpacked)) as wheel:
-        held = {name for name in wheel.namelist() if not name.partition("/")[0].endswith(".dist-info")}
+    sdist = build("sdist", folder / "source")
+    shutil.unpack_archive(sdist, folder, filter="data")
+    shutil.unpack_archive(build("wheel", folder / sdist.name.removesuffix(".tar.gz")), folder / "wheel", "zip")
+    return folder
+
+
+def test_wheel_and_sdist_hold_all_that_is_no_python(built: Path) -> None:
+    files = [path.relative_to(built / "wheel") for path in (built / "wheel").rglob("*") if path.is_file()]
+    held = {path.as_posix() for path in files if path.parts[0] == "grpo_lightning"}
     patterns = ("configs/**/*", "examples/*.py", "examples/*/**/*", "grpo_lightning/**/*")
-    package = [path for pattern in patterns for path in source.glob(pattern) if path.is_file()]
-    expected = {path.relative_to(source).as_posix() for path in package}
+    package = [path for pattern in patterns for path in (built / "source").glob(pattern) if path.is_file()]
+    expected = {path.relative_to(built / "source").as_posix() for path in package}
     assert held == {name if name.startswith("grpo_lightning/") else f"grpo_lightning/{name}" for name in expected}
+
+
+SHELL = """set -ex
+python() { "$PYTHON" "$@"; }
+grpo() {
+    [[ "$*" != fit* || "$*" = *.help* ]] || set -- "$@" $SMALLER
+    python -c 'from grpo_lightning.__main__ import main; main()' "$@"
+}
+pip() { :; }
+python3() { :; }
+source() { :; }
+tensorboard() { :; }
+python -c 'import grpo_lightning; print(grpo_lightning.__file__)'
+"""
+"""Runs of one step, and nothing that installs packages or serves until it is stopped."""
+
+
+def test_the_pages_of_start_run_from_the_wheel(built: Path, tmp_path: Path) -> None:
+    """All their blocks as one program of bash, in an empty folder; Python blocks are the files that they name."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/start/*.md")))
+    program = SHELL
+    for language, block in re.findall(r"^```(bash|python)\n(.*?)^```", pages, re.DOTALL | re.MULTILINE):
+        if language == "bash":
+            program += block
+        elif name := re.match(r"# (\w+\.py)\n", block):
+            program += f"cat > {name[1]} <<'CODE'\n{block}CODE\n"
+    variables = {"PYTHON": sys.executable, "PYTHONPATH": str(built / "wheel"), "SMALLER": " ".join(TINY)}
+    command = ["bash", "-c", program]
+    ran = subprocess.run(command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.startswith(variables["PYTHONPATH"])
+    assert len([*tmp_path.rglob("last.ckpt")]) > 5
 
 
 def test_the_versions_may_be_cut_short() -> None:

@@ -13,45 +13,39 @@ from judging import Scripted, judging
 from examples.code.scripted_judge import by_likeness
 from grpo_lightning.plugins.looking.inspector.record import read
 
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that has just learned the form of an answer, and its questions."""
-    out = tmp_path_factory.mktemp("code") / "policy"
-    load_tool("make_code_policy").make(out, updates=150, layers=1)
-    return out
+CODE = ROOT / "examples" / "code"
 
 
-def command(folder: Path, policy: Path, server: Scripted) -> list[str]:
+def command(folder: Path, server: Scripted) -> list[str]:
     options = {
         "trainer.default_root_dir": folder,
         "trainer.max_epochs": 1,
         "trainer.enable_progress_bar": "false",
         "trainer.limit_val_batches": 0,
-        "model.policy.path": policy,
-        "data.task.train": policy / "train.jsonl",
-        "data.task.val": policy / "val.jsonl",
+        "model.policy.path": CODE / "policy",
+        "data.task.train": CODE / "train.jsonl",
+        "data.task.val": CODE / "val.jsonl",
         "loop.group_size": 4,
         "loop.prompts_per_step": 4,
         "completions.every_n_steps": 1,
         "inspect.every_n_steps": 1,
     }
-    judge = {"url": server.url, "model": "m", "rubric": f"{ROOT}/examples/code/rubric.txt", "concurrency": 2}
+    judge = {"url": server.url, "model": "m", "rubric": str(CODE / "rubric.txt"), "concurrency": 2}
     judge["cache"] = str(folder / "judge.sqlite")
     rewards = [
         {"class_path": "JudgeReward", "init_args": judge},
         {"class_path": "CodeReward", "init_args": {"partial_credit": True, "num_workers": 1}},
     ]
     given = [f"--{key}={value}" for key, value in options.items()]
-    configs = [f"--config={ROOT}/examples/code/{name}.yaml" for name in ("run", "judge")]
+    configs = [f"--config={CODE}/{name}.yaml" for name in ("run", "judge")]
     return ["fit", *configs, *given, f"--model.rewards={json.dumps(rewards)}"]
 
 
 @pytest.mark.whole
-def test_files_and_records_show_what_the_judge_said_and_which_tests_failed(policy: Path, tmp_path: Path) -> None:
+def test_files_and_records_show_what_the_judge_said_and_which_tests_failed(tmp_path: Path) -> None:
     with (
         judging(lambda index, body: by_likeness(body)) as server,
-        programs({"run": command(tmp_path / "run", policy, server)}, tmp_path) as started,
+        programs({"run": command(tmp_path / "run", server)}, tmp_path) as started,
     ):
         assert started["run"].wait() == 0, started["run"].errors
     lines = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
@@ -65,8 +59,9 @@ def test_files_and_records_show_what_the_judge_said_and_which_tests_failed(polic
     assert any("test 3" in one.notes.get("code_reward", "") for one in completions)
 
 
-def test_the_demonstration_policy_has_questions_with_tests(policy: Path) -> None:
-    rows = [json.loads(line) for line in (policy / "val.jsonl").read_text().splitlines()]
+def test_a_policy_is_made_with_questions_that_have_tests(tmp_path: Path) -> None:
+    load_tool("make_code_policy").make(tmp_path, updates=1, layers=1)
+    rows = [json.loads(line) for line in (tmp_path / "val.jsonl").read_text().splitlines()]
     assert len(rows) == 32
     for row in rows:
         program = row["answer"].strip("`\n")
