@@ -3,8 +3,8 @@
 Those of the how-to pages in a folder that has nothing of the repository, as for a user of the wheel, unless the first
 paragraph of the page, the paragraph, or the first line of the block speaks of a clone. All others in a clone after
 `make demo`. In each folder in the order of the documents. What is the first of its kind, or makes what others need,
-runs; the others go as far as a run, which is all that mistakes in options need. The commands of docs/start run in
-tests/plugins/console/start.
+runs; the others go as far as a run, which is all that mistakes in options need. Blocks of `sh` are not tried: they need
+a GPU, or packages of others. The commands of docs/start run in tests/plugins/console/start.
 """
 
 import argparse
@@ -50,10 +50,6 @@ NOT_RUN = {
     r".*\$task.*|grpo export runs/warm .*": "needs runs of minutes; small in tests/plugins/sources/demonstrations",
     r".*bench_ahead.*": "needs a server of vLLM",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r"(?!grpo plan).*--trainer.accelerator gpu.*": "needs a GPU",
-    r".*runs/sweep.*": "needs the runs of a loop, which is a program of the shell",
-    r".*--loop.num_generations.*": "shows a mistake",
-    r".*max_new_tokens 512": "is longer than the tiny policy's context",
     r".*--data.chat true": "needs a model with a chat template",
     r".* (RUN|FILE|DIR|MODEL)\b.*": "has a placeholder",
     r".*bitsandbytes.*": "a package of one's own",
@@ -228,4 +224,4 @@ def test_what_is_not_tried_is_there() -> None:
     """A reason that nothing has is out of date."""
     for pattern in NOT_RUN:
         assert any(re.fullmatch(pattern, command) for _, command in COMMANDS), pattern
-    assert len(TRIED) > 150
+    assert len(TRIED) > 130

@@ -21,8 +21,7 @@ from jsonargparse.typing import PositiveInt
 from make_tiny_policy import BATCH, EOS, Example, command_line, learn, make_model, make_tokenizer, save
 from transformers import PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "calculator"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "guess_number"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 from calculator import value_of
 from guess_number import GuessNumber

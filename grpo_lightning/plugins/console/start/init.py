@@ -11,10 +11,7 @@ from grpo_lightning.packaged import CONFIGS
 from grpo_lightning.types import UsageError, require
 
 EXAMPLES = CONFIGS.with_name("examples")
-"""A folder for each example, with a README, and beside some of them a file of Python of the same name.
-
-In the repository this is a link to the folder at its top.
-"""
+"""A folder for each example, with a README; in the repository a link to the folder at its top."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -41,8 +38,6 @@ a network. With --example it writes another of the examples below.""",
         ignored = shutil.ignore_patterns("__pycache__")
         example = EXAMPLES / options.example
         shutil.copytree(example, folder, copy_function=shutil.copyfile, ignore=ignored, dirs_exist_ok=True)
-        for code in EXAMPLES.glob(f"{options.example}.py"):
-            shutil.copyfile(code, folder / code.name)
     except OSError as error:
         raise UsageError(f"{folder}: it cannot be written ({error}). Give another folder") from error
     print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")

@@ -139,7 +139,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_and_sdist_hold_all_that_is_no_python(built: Path) -> None:
     files = [path.relative_to(built / "wheel") for path in (built / "wheel").rglob("*") if path.is_file()]
     held = {path.as_posix() for path in files if path.parts[0] == "grpo_lightning"}
-    patterns = ("configs/**/*", "examples/*.py", "examples/*/**/*", "grpo_lightning/**/*")
+    patterns = ("configs/**/*", "examples/*/**/*", "grpo_lightning/**/*")
     package = [path for pattern in patterns for path in (built / "source").glob(pattern) if path.is_file()]
     expected = {path.relative_to(built / "source").as_posix() for path in package}
     assert held == {name if name.startswith("grpo_lightning/") else f"grpo_lightning/{name}" for name in expected}

@@ -1,0 +1,1 @@
+../guess_number.py

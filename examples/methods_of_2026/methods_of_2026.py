@@ -1,0 +1,1 @@
+../methods_of_2026.py

@@ -1,0 +1,1 @@
+../teachers.py
