@@ -44,4 +44,4 @@ def without_answers(questions: Sequence[Question]) -> list[str]:
     if len(questions) > MAX_COMPARED:
         return []
     count = sum(not question.answer.strip() for question in questions)
-    return [f"{count} without a gold answer"] if count else []
+    return [f"{count} without a gold answer (data.task.answer)"] if count else []
