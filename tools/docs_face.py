@@ -34,6 +34,7 @@ OPERATOR = re.compile(
 OUTPUT = re.compile(r'<div id="output-(\d+)"></div>')
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 CODE = re.compile(r"<code>([^<]{20,})</code>")
+OPTION = re.compile(r"(?<!<pre>)<code>(?:[^<]|<wbr>)*--\w(?:[^<]|<wbr>)*</code>")
 shown: set[str] = set()
 """The characters in formulas, of all pages."""
 outputs: list[str] = []
@@ -67,8 +68,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML, pictures as links to themselves, and long names in tables with places to break at."""
+    """Formulas as MathML, pictures as links to themselves, and places where code may break."""
     content = TABLE.sub(lambda table: CODE.sub(breakable, table[0]), content)
+    content = OPTION.sub(with_dashes, content)
     content = FORMULA.sub(to_mathml, content)
     content = SYMBOL.sub(lambda text: text[1] or mathml_of(rf"\pi_{{{text[2]}}}"), content)
     content = PICTURE.sub(to_link, content)
@@ -122,6 +124,11 @@ def spaced(operator: re.Match[str]) -> str:
 def breakable(code: re.Match[str]) -> str:
     """A long name that may be broken after a dot, a slash, a comma or an equals sign, and nowhere else."""
     return re.sub(r"(?<=\w)([/,=]|\.(?=\w{3}))(?=\S)", r"\1<wbr>", code[0].removesuffix("</code>")) + "</code>"
+
+
+def with_dashes(code: re.Match[str]) -> str:
+    """Options, whose dashes stay with their name."""
+    return re.sub(r"(?<![\w-])(--\w)", r'<span class="dashes">\1</span>', code[0])
 
 
 def to_link(picture: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 `make docs` uses it, by mkdocs.yml. The generated pages of the reference come from `tools/reference`.
 """
 
+import html
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +22,10 @@ MIRRORED += [
     "experiments/README.md",
     "experiments/*/*.*",
 ]
+LISTS = {"docs/reference/metrics.md": 4, "docs/reference/glossary.md": 3, "docs/reference/records.md": 1}
+"""Pages with tables whose rows search finds by their first cell, as sections by their heading; how much they count."""
+ROW = re.compile(r"<tr>\s*<td>(.+?)</td>")
+INDEXED_ROW = re.compile(r'<tr><h6 id="([^"]+)">(.*?)</h6>')
 
 
 def on_config(config: Any) -> Any:
@@ -54,7 +59,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
-    """A link to a folder becomes one to its README."""
+    """A link to a folder becomes one to its README; search puts lists of names first."""
+    if page.file.src_uri in LISTS:
+        page.meta["search"] = {"boost": LISTS[page.file.src_uri]}
     here = PurePosixPath(page.file.src_uri).parent
 
     def to_readme(link: re.Match[str]) -> str:
@@ -62,6 +69,27 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
         return f"]({link[1].rstrip('/')}/README.md)" if (target / "README.md").is_file() else link[0]
 
     return re.sub(r"\]\(([\w./-]+)\)", to_readme, markdown)
+
+
+def on_page_content(content: str, page: Any, **_: Any) -> str:
+    """Makes the first cells of rows headings, until the page is indexed."""
+    ids = set(re.findall(r'id="([^"]+)"', content))
+
+    def with_heading(row: re.Match[str]) -> str:
+        anchor = re.sub(r"[^\w/@.]+", "-", html.unescape(re.sub(r"<[^>]*>", "", row[1]))).strip("-")
+        if anchor in ids:
+            return row[0]
+        ids.add(anchor)
+        return f'<tr><h6 id="{anchor}">{row[1]}</h6>'
+
+    return ROW.sub(with_heading, content) if page.file.src_uri in LISTS else content
+
+
+def on_page_context(context: Any, page: Any, **_: Any) -> Any:
+    """Makes them cells again, of rows with an anchor. Hooks run after plugins: search has read the page."""
+    if page.file.src_uri in LISTS:
+        page.content = INDEXED_ROW.sub(r'<tr id="\1"><td>\2</td>', page.content)
+    return context
 
 
 def title_of(path: Path) -> str:

@@ -31,7 +31,7 @@ MADE_BY_PROGRAM = [*SECTIONS.values(), *ALWAYS, "SaveConfig", "StepLines", "Step
 SECTION_PAGES = [RUN, "model", "data", *SECTIONS, "trainer"]
 
 
-FIRST_IN_SEARCH = "---\nsearch: {boost: 3}\n---\n\n"
+FIRST_IN_SEARCH = "---\nsearch: {boost: %d}\n---\n\n"
 """The front matter of a page: a search for a key finds this page before the pages that use the key."""
 
 
@@ -58,8 +58,9 @@ def pages() -> dict[str, str]:
     """Returns the pages by their file names."""
     texts = {"index": index()}
     for page in SECTION_PAGES:
-        texts[page] = FIRST_IN_SEARCH + section_page(page)
-        texts |= {key: FIRST_IN_SEARCH + family_page(key) for key in families() if key.split(".")[0] == page}
+        # A title counts more than a heading: model.objective would find the pages of its parts.
+        texts[page] = FIRST_IN_SEARCH % (8 if page == "model" else 3) + section_page(page)
+        texts |= {key: FIRST_IN_SEARCH % 3 + family_page(key) for key in families() if key.split(".")[0] == page}
     return texts
 
 
