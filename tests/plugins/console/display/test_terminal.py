@@ -93,7 +93,9 @@ def test_the_line_on_the_data() -> None:
     data.questions = {"train": questions("1", "2", "2"), "val": []}
     assert data_line(data) == "train 3 questions (2 distinct)"
     data.questions["val"] = [*questions("1"), *questions("2", "3", answer=" ")]
-    assert data_line(data) == ("train 3 questions (2 distinct), val 3, 2 of them in train, 2 without a gold answer (data.task.answer)")
+    assert data_line(data) == (
+        "train 3 questions (2 distinct), val 3, 2 of them in train, 2 without a gold answer (data.task.answer)"
+    )
     data.questions["val"] = [Question("1", "1", history=[{"role": "system", "content": "Add."}])]
     assert data_line(data).endswith("val 1, 0 of them in train")
     data.questions["train"] = Endless()
