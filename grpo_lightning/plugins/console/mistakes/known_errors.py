@@ -23,7 +23,7 @@ ELSEWHERE = {
     "loop.prompts_per_step, over all devices": "| train_batch_size",
     "loop.prompts_per_step divided by loop.num_minibatches": "| ppo_mini_batch_size",
     "loop.prompts_per_step times loop.group_size": "generation_batch_size",
-    "loop.prompts_per_step times loop.group_size, divided by devices and steps_per_generation": "per_device_train_batch_size",
+    "loop.prompts_per_step times loop.group_size / (devices x steps_per_generation)": "per_device_train_batch_size",
     "loop.prompts_per_step, of which it is a factor unless steps_per_generation is set": "gradient_accumulation_steps",
     "loop.steps_per_iteration": "ref_model_sync_steps",
     "model.advantage": "scale_rewards multi_objective_aggregation | adv_estimator norm_adv_by_std_in_grpo",
