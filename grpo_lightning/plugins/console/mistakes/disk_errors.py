@@ -18,7 +18,10 @@ def refusal(error: BaseException | None, folder: Path) -> str | None:
     torch and TensorBoard wrap the error of the system, so the whole chain of `error` is searched.
     """
     text = None
-    while error is not None:
+    # A bound, since causes and contexts together may make a circle: a thread keeps its error, and raises it again.
+    for _ in range(100):
+        if error is None:
+            break
         # Libraries in Rust, such as safetensors, put the error of the system into their message alone.
         number = re.search(r"\(os error (\d+)\)", str(error))
         system = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error

@@ -78,6 +78,7 @@ def test_only_writing_counts(tmp_path: Path) -> None:
 
     full = OSError(errno.ENOSPC, "No space left on device")
     assert refusal(raised(full, RuntimeError("unexpected pos"), ValueError()), tmp_path) == full.strerror
+    circle = RuntimeError()
     inside = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / "config.yaml"))
     assert refusal(inside, tmp_path / "run") == f"Permission denied ({inside.filename})"
     for elsewhere in (
@@ -85,6 +86,7 @@ def test_only_writing_counts(tmp_path: Path) -> None:
         FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "run" / "x")),
         PermissionError(errno.EPERM, "Operation not permitted"),
         ValueError("no"),
+        raised(circle, ValueError(), circle),
         None,
     ):
         assert refusal(elsewhere, tmp_path / "run") is None
