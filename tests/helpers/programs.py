@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count as count_from
 from pathlib import Path
 from threading import _shutdown as join_threads  # type: ignore[attr-defined]
 from typing import Any, ClassVar, NoReturn
@@ -22,6 +23,9 @@ from unittest import mock
 
 from helpers.paths import environment
 from helpers.waiting import LIMIT
+
+PORTS = count_from(20_000 + os.getpid() * 1009 % 12_000)
+"""A port for the ranks of each program, below those that the system gives away, as to Lightning."""
 
 HERE = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Several processes at the same time on two cores, without a network."""
@@ -47,7 +51,7 @@ class Program:
         self._said = [said / "errors" if together else said / "output", said / "errors"]
         for path in self._said:  # there before the process is: a test may end it at once
             path.touch()
-        variables = environment(**HERE, **more)
+        variables = environment(**{"MASTER_PORT": str(next(PORTS))} | HERE | more)
         self._process: Any
         if anew:
             command = [sys.executable, "-m", "grpo_lightning", *arguments]

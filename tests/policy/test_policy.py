@@ -124,8 +124,9 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements,
     monkeypatch.setattr(Head, "__call__", watched)
     chunked = policy(rollouts)
     assert largest == max(1, elements // 64)
-    assert_close(chunked.logp, whole.logp, atol=1e-6, rtol=0)
-    assert_close(chunked.entropy, whole.entropy, atol=1e-6, rtol=0)
+    # Entropies are near 2, where a float32 is exact to 2e-7, and some CPUs add up in another order.
+    assert_close(chunked.logp, whole.logp, atol=1e-6, rtol=1e-6)
+    assert_close(chunked.entropy, whole.entropy, atol=1e-6, rtol=1e-6)
     assert not chunked.entropy.requires_grad
     assert_same_gradient(gradient_of(policy, rollouts), gradient, tolerance=5e-6)
     with torch.no_grad():
