@@ -103,7 +103,7 @@ def exists(pid: int) -> bool:
     """Returns whether a process runs. A zombie that nobody reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
         return False
 
 
