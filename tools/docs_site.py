@@ -39,11 +39,8 @@ def on_config(config: Any) -> Any:
             ]
         },
     ]
-    sections = {title: pages for entry in config.nav for title, pages in entry.items()}
-    if "Reference" not in sections:
-        sections["Reference"] = []
-        config.nav.append({"Reference": sections["Reference"]})
-    sections["Reference"] += reference.navigation()
+    pages_by_section = {title: pages for entry in config.nav for title, pages in entry.items()}
+    pages_by_section["Reference"] += reference.navigation()
     return config
 
 
@@ -86,7 +83,10 @@ def on_page_content(content: str, page: Any, **_: Any) -> str:
 
 
 def on_page_context(context: Any, page: Any, **_: Any) -> Any:
-    """Makes them cells again, of rows with an anchor. Hooks run after plugins: search has read the page."""
+    """Makes the headings in rows cells again, and their anchors those of the rows.
+
+    Hooks run after plugins, so search has read the page.
+    """
     if page.file.src_uri in LISTS:
         page.content = INDEXED_ROW.sub(r'<tr id="\1"><td>\2</td>', page.content)
     return context

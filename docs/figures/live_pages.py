@@ -30,18 +30,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/live"), help="where the runs are")
     parser.add_argument("--out", type=Path, default=Path("docs/live"), help="where the pages go")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    runs = {given.runs / "quickstart": RECORDED}
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    runs = {options.runs / "quickstart": RECORDED}
     for arm, keys in ARMS.items():
         runs |= {
-            given.runs / "advantage" / arm / seed: [*NOT_RECORDED, "--seed_everything", seed, *keys] for seed in SEEDS
+            options.runs / "advantage" / arm / seed: [*NOT_RECORDED, "--seed_everything", seed, *keys] for seed in SEEDS
         }
     for folder, keys in runs.items():
         if not folder.exists():
             grpo("fit", *STEPS, *keys, "--trainer.default_root_dir", str(folder))
-    grpo("inspect", str(given.runs / "quickstart"), "--out", str(given.out / "inspect.html"))
-    grpo("report", str(given.runs / "advantage"), "--out", str(given.out / "report.html"))
+    grpo("inspect", str(options.runs / "quickstart"), "--out", str(options.out / "inspect.html"))
+    grpo("report", str(options.runs / "advantage"), "--out", str(options.out / "report.html"))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from reference.places import REFERENCE, ROOT
 @cache
 def pages() -> dict[str, str]:
     """Returns the text of each generated page, by its path in the repository."""
-    written = {
+    text_by_name = {
         **{f"configuration/{name}.md": text for name, text in configuration.pages().items()},
         "commands.md": commands.page(),
         **{f"api/{name}.md": text for name, text in api.pages(configuration.keys_by_api_page()).items()},
         "papers.md": papers.page(),
     }
-    return {f"{REFERENCE}/{path}": text for path, text in written.items()}
+    return {f"{REFERENCE}/{path}": text for path, text in text_by_name.items()}
 
 
 def text_of(path: Path) -> str | None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from grpo_lightning.command.overview import COMMANDS, overview
 from reference import configuration
-from reference.options import Option, options_of_command
+from reference.options import Option, ParserIsReadyError, options_of_command
 
 CONFIGURED = [name for name, command in COMMANDS.items() if command.module == "grpo_lightning.cli"]
 """The commands that read a configuration."""
@@ -23,10 +23,6 @@ HELP_OF_FILES = {
     "print_config": "Prints every key with its value, and ends. `--print_config=skip_default` leaves out the defaults.",
 }
 """The help of the options about files: the help of jsonargparse is about any program."""
-
-
-class ParserIsReadyError(Exception):
-    """Ends a command where its parser is complete, before it reads arguments."""
 
 
 def plain_parser_of(module: str) -> argparse.ArgumentParser:

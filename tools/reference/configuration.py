@@ -158,15 +158,15 @@ def keys_with(classes: list[type]) -> list[str]:
 def nested_classes(key: str) -> list[type]:
     """Returns the classes that only arguments of a family's classes take: they stand on the page of the family."""
     elsewhere = {kind for classes in families().values() for kind in classes}
-    found: list[type] = []
+    inner_classes: list[type] = []
     queue = [*families()[key]]
     while queue:
         for option in options_of_class(queue.pop(0)):
             for base in classes_in(option.hint):
-                classes = [kind for kind in members_of(base) if kind not in elsewhere and kind not in found]
-                found += classes
+                classes = [kind for kind in members_of(base) if kind not in elsewhere and kind not in inner_classes]
+                inner_classes += classes
                 queue += classes
-    return found
+    return inner_classes
 
 
 @cache
@@ -284,10 +284,7 @@ def type_text(option: Option, page: str) -> str:
     names = {kind.__name__: kind for kind in classes_in(option.hint) if kind in public_classes().values()}
     if not names:
         return f"`{option.type}`"
-    links = re.sub(
-        r"\w+", lambda match: api_link(names[match[0]], page) if match[0] in names else match[0], option.type
-    )
-    return links.replace("list[[", "list of [[").replace("list of [[", "list[[")
+    return re.sub(r"\w+", lambda match: api_link(names[match[0]], page) if match[0] in names else match[0], option.type)
 
 
 def choices(entry: Entry, page: str) -> list[str]:

@@ -20,7 +20,7 @@ from grpo_lightning.plugins.console.display.help import HELP_BY_OPTION, readable
 
 
 class ParserIsReadyError(Exception):
-    """Ends the command line where its parser is complete, before it reads arguments."""
+    """Ends a command where its parser is complete, before it reads arguments."""
 
 
 @dataclass(frozen=True)

@@ -45,28 +45,28 @@ class Paper:
 @cache
 def papers() -> dict[str, Paper]:
     """Returns the papers by number."""
-    found: dict[str, Paper] = defaultdict(Paper)
+    paper_by_number: dict[str, Paper] = defaultdict(Paper)
     for path in files("grpo_lightning/**/*.py"):
-        for number, line in numbers_in(path, found):
-            found[number].classes |= dict.fromkeys(owners_of(path, line))
+        for number, line in numbers_in(path, paper_by_number):
+            paper_by_number[number].classes |= dict.fromkeys(owners_of(path, line))
     for path in files("configs/**/*.yaml"):
-        for number, _ in numbers_in(path, found):
-            found[number].configurations[path] = None
+        for number, _ in numbers_in(path, paper_by_number):
+            paper_by_number[number].configurations[path] = None
     for path in files("examples/*.py"):
-        for number, line in numbers_in(path, found):
-            found[number].examples[path, definition_of(path, line)] = None
+        for number, line in numbers_in(path, paper_by_number):
+            paper_by_number[number].examples[path, definition_of(path, line)] = None
     for path in files("tests/**/*.py"):
-        for number, _ in numbers_in(path, found):
-            found[number].tests[path] = None
+        for number, _ in numbers_in(path, paper_by_number):
+            paper_by_number[number].tests[path] = None
     for path in files("docs/**/*.md"):
-        list(numbers_in(path, found))
+        list(numbers_in(path, paper_by_number))
     for section in hand_written():
         for number in NUMBER.findall(section.text):
-            found[number].pages.setdefault(section.path, section)
-    for paper in found.values():
+            paper_by_number[number].pages.setdefault(section.path, section)
+    for paper in paper_by_number.values():
         for name in paper.classes:
             paper.tests |= dict.fromkeys(tests_of(name))
-    return dict(sorted(found.items()))
+    return dict(sorted(paper_by_number.items()))
 
 
 def files(pattern: str) -> list[str]:
@@ -74,11 +74,11 @@ def files(pattern: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
-def numbers_in(path: str, found: dict[str, Paper]) -> Iterator[tuple[str, int]]:
+def numbers_in(path: str, paper_by_number: dict[str, Paper]) -> Iterator[tuple[str, int]]:
     """Yields the arXiv numbers of a file with their lines, and counts the names before them."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for match in (NAMED_IN_CELL if path.endswith(".md") else NAMED).finditer(text):
-        found[match["number"]].names[" ".join(match["name"].split())] += 1
+        paper_by_number[match["number"]].names[" ".join(match["name"].split())] += 1
     for line, content in enumerate(text.splitlines(), start=1):
         for number in NUMBER.findall(content):
             yield number, line

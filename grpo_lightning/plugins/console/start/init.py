@@ -41,7 +41,7 @@ a network. With --example it writes another of the examples below.""",
     except OSError as error:
         raise UsageError(f"{folder}: it cannot be written ({error}). Give another folder") from error
     print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
-    # Its first commands train; what the list below them says comes later.
+    # The commands above the README's list train; the commands in the list come later.
     commands = re.findall("^grpo .*", readmes[options.example].partition("\n- ")[0], re.MULTILINE)
     print("To train:", " && ".join([f"cd {folder}", *commands]))
     return 0
