@@ -1,5 +1,6 @@
 """Fixtures shared by all tests. The helpers they stand on are in tiny.py."""
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             names = {*vars(item.module), *item.fixturenames}
             if names & WHOLE_RUN or {"command", "grpo"} & {*item.fixturenames} or item.path.stem in LONG:
                 item.add_marker(pytest.mark.whole)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names a failed test at once: a run that is ended from outside never comes to its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed after {report.duration:.0f} s", file=sys.stderr, flush=True)
 
 
 @pytest.fixture(autouse=True)
