@@ -6,9 +6,11 @@ It imports neither torch nor Lightning, so it starts at once.
 import argparse
 import json
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class RunData:
     """The data of a run that the page shows."""
 
     name: str
-    """The name of the run's folder."""
+    """The name of the run's folder, after its parent's where `names_of` says so."""
     steps: dict[int, list[str]]
     """By step, the lines of JSON of each readable record: the step, then its groups."""
     curves: dict[str, list[tuple[int, float]]]
@@ -56,12 +58,12 @@ class RunData:
     """A sentence for each file that cannot be read, for what was left out, and for changed options."""
 
     @classmethod
-    def read(cls, folder: Path, max_bytes: float = math.inf) -> "RunData":
+    def read(cls, folder: Path, max_bytes: float = math.inf, name: str = "") -> "RunData":
         """Reads the curves of a run, and as many of its records, evenly spread, as fit into `max_bytes`.
 
         The last record is always read. A broken file is left out, and a note says so.
         """
-        name = folder.resolve().name
+        name = name or names_of([folder])[0]
         steps: dict[int, list[str]] = {}
         starts = starts_of(folder, read_config(folder / "config.yaml") or {})
         notes = [f"{name} {change}." for change in changes_of(starts)]
@@ -81,6 +83,16 @@ class RunData:
                 "smaller."
             )
         return cls(name, steps, *curves_of(read_scalars(folder)), notes)
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Returns the names of the folders of runs: `run`, or `arm/0` if a folder has a seed's name or two have one name."""
+    paths = [folder.resolve().parts for folder in folders]
+    has_seed_name = any(re.fullmatch(r"(seed[_-]?)?\d+", path[-1]) for path in paths)
+    # The fewest last names of each path that tell it from the other.
+    counts = count_from(1 + has_seed_name)
+    num_names = next(n for n in counts if len({path[-n:] for path in paths}) == len({*paths}))
+    return ["/".join(path[-num_names:]) for path in paths]
 
 
 def size_of(file: Path) -> int:
@@ -159,7 +171,10 @@ def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.
     folders = [folder for folder in (run, compare) if folder is not None]
     sizes = [sum(map(size_of, recorded(folder))) for folder in folders]
     bytes_per_byte = max_mb * 1e6 / max(sum(sizes), 1)
-    runs = [RunData.read(folder, size * bytes_per_byte) for folder, size in zip(folders, sizes, strict=True)]
+    runs = [
+        RunData.read(folder, size * bytes_per_byte, name)
+        for folder, size, name in zip(folders, sizes, names_of(folders), strict=True)
+    ]
     write_page(out, build(runs))
     return [note for run_data in runs for note in run_data.notes]
 

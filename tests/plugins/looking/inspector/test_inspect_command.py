@@ -207,3 +207,22 @@ def test_curves_are_those_that_the_run_has() -> None:
     assert len(curves["reward"]) == NUM_POINTS and curves["reward"][0] == (0, 0) and curves["reward"][-1] == (999, 999)
     assert curves_of({})[0] == curves_of({"policy/kl_old": [(0, 0.0), (1, 0.0)]})[0] == {}
     assert curves_of({"policy/kl_old": [(0, 1.0)]})[0] == {"KL old": [(0, 1.0)]}
+
+
+NAMES = {
+    ("run",): ["run"],
+    ("plain/0",): ["plain/0"],
+    ("plain/seed_1", "dapo/seed_1"): ["plain/seed_1", "dapo/seed_1"],
+    ("first/run", "second/run"): ["first/run", "second/run"],
+    ("one", "two"): ["one", "two"],
+    ("a/plain/0", "b/plain/0"): ["a/plain/0", "b/plain/0"],
+}
+
+
+@pytest.mark.parametrize(("folders", "names"), NAMES.items(), ids=map(" ".join, NAMES))
+def test_a_seed_is_no_name_of_a_run(tmp_path: Path, folders: tuple[str, ...], names: list[str]) -> None:
+    paths = [write_records(tmp_path / name, [step_of([group_of([plain_tokens(["a"])])])]) for name in folders]
+    compare = ["--compare", *map(str, paths[1:])] if paths[1:] else []
+    assert answer(["inspect", str(paths[0]), *compare]) == 0
+    page: Any = blocks(paths[0] / "inspect.html")["page"]
+    assert [run["name"] for run in page["runs"]] == names

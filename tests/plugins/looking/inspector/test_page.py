@@ -143,6 +143,22 @@ def test_a_permalink_opens_what_it_names(chromium: Browser, runs: Path) -> None:
     assert chromium.texts(".stepper b") == ["1"] and chromium.count(".follow .row") == 4
 
 
+def test_dashed_curves_and_spreads_are_named(chromium: Browser, runs: Path) -> None:
+    chromium.open(runs, "#view=compare")
+    assert chromium.texts("#curves .legend span") == ["one", "two"]
+    assert chromium.count("#curves .legend .other") == 1 and chromium.count(".multiples .other") > 0
+    for view in ("tokens", "follow", "compare"):
+        chromium.open(runs, f"#view={view}")
+        text = chromium.evaluate("document.body.innerText")
+        assert ", std " in text and "±" not in text
+
+
+def test_a_followed_step_has_its_facts_in_one_line(chromium: Browser, runs: Path) -> None:
+    chromium.open(runs, "#view=follow")
+    heights = chromium.evaluate("[...document.querySelectorAll('.follow .when')].map((line) => line.offsetHeight)")
+    assert len(heights) > 1 and max(heights) < 30
+
+
 def test_filters(page: Browser) -> None:
     page.press("ArrowLeft", "ArrowDown")
     right = page.count(".completion.right")

@@ -19,10 +19,10 @@ function drawSide(run, group, empty) {
   const title = h("h2", {}, run.name, group && h("span", { class: "fact" }, ` step ${group.step.step}`));
   if (!group) return h("div", { class: "side" }, title, h("p", { class: "empty" }, empty));
   const facts = [];
-  if (isNumber(group.mean)) facts.push(`${rewardName(group)} ${number(group.mean)} ± ${number(group.std)}`);
-  if (group.kind === "validation") facts.push(countRight(group));
-  if (group.kind === "train") facts.push(`moved ${number(movement(group))} nats per token`);
-  return h("div", { class: "side" }, title, h("p", { class: "fact" }, facts.join(", ")),
+  if (isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, rewardOf(group)));
+  if (group.kind === "validation") facts.push(h("span", {}, countRight(group)));
+  if (group.kind === "train") facts.push(h("span", {}, `moved ${number(movement(group))} nats per token`));
+  return h("div", { class: "side" }, title, h("p", { class: "fact facts" }, facts),
     h("div", { class: "completions" }, group.completions.map((completion) => drawCompletion(completion))));
 }
 

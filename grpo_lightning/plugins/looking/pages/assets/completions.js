@@ -82,7 +82,7 @@ function drawCompletion(completion, label) {
 function drawHead(group, note) {
   const facts = [];
   const ofStep = note === undefined;
-  if (ofStep && isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, `${rewardName(group)} `, h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
+  if (ofStep && isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, rewardOf(group)));
   if (ofStep && group.completions.length) facts.push(h("span", {}, countRight(group), group.completions[0].grader ? ` by ${group.completions[0].grader}` : ""));
   if (ofStep && group.kind === "train") facts.push(h("span", { title: MOVED_ABOUT }, "moved ", h("b", {}, number(movement(group))), " nats per token"));
   if (group.source) facts.push(h("span", { title: "where the question comes from: data set and row" }, oneLine(group.source, 60)));

@@ -38,5 +38,7 @@ function drawCurves() {
   const figures = Object.entries(run.curves).map(([name, points]) =>
     drawCurve(name, run.metrics[name], points, (other && other.curves[name]) || [], run.steps, current));
   const empty = h("p", { class: "empty" }, "No curves: this folder has neither event files nor metrics.csv.");
-  byId("curves").replaceChildren(figures.length ? h("div", { class: "multiples" }, figures) : empty);
+  const swatch = (kind) => svg("svg", { viewBox: "0 0 22 6", class: "curve" }, svg("path", { class: kind, d: "M1 3L21 3" }));
+  const legend = other && h("p", { class: "legend" }, h("span", {}, swatch("line"), run.name), h("span", {}, swatch("line other"), other.name));
+  byId("curves").replaceChildren(...[legend, figures.length ? h("div", { class: "multiples" }, figures) : empty].filter(Boolean));
 }

@@ -32,6 +32,6 @@ function drawFollowed(number_, step, key) {
   if (!group) return null;
   const completions = [...group.completions].sort((a, b) => Number(b.greedy) - Number(a.greedy));
   return h("div", { class: number_ === state.step ? "row chosen" : "row" },
-    h("div", { class: "when" }, h("button", { type: "button", class: "link", onclick: () => change({ step: number_, group: group.index, view: "tokens" }) }, `step ${number_}`), h("span", {}, countRight(group)), isNumber(group.mean) && h("span", { title: REWARD_ABOUT }, `${rewardName(group)} ${number(group.mean)} ± ${number(group.std)}`)),
+    h("div", { class: "when" }, h("button", { type: "button", class: "link", onclick: () => change({ step: number_, group: group.index, view: "tokens" }) }, `step ${number_}`), h("span", {}, countRight(group)), isNumber(group.mean) && h("span", { title: REWARD_ABOUT }, rewardOf(group))),
     h("div", { class: "completions" }, completions.map((completion) => drawCompletion(completion, completion.greedy ? "greedy" : `sampled`))));
 }

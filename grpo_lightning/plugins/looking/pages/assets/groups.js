@@ -5,6 +5,9 @@ const mean = (values) => (values.length ? values.reduce((sum, value) => sum + va
 const MOVED_ABOUT = "mean |Δ log p| of the tokens over the step's updates, in nats per token";
 const REWARD_ABOUT = "mean and population standard deviation of the rewards, greedy answers left out";
 
+// `math_verifier 0.5, std 0.5`: ± is half a 95 % interval elsewhere, so a spread is named.
+const rewardOf = (group) => [`${rewardName(group)} `, h("b", {}, number(group.mean)), `, std ${number(group.std)}`];
+
 // The meaning of the roles in the records: the first role is why the group was taken, in the others it comes first.
 const ROLES = {
   mixed: ["mixed", "the rewards spread most"], worst: ["worst", "lowest mean reward"], best: ["best", "highest mean reward"],
