@@ -86,7 +86,7 @@ class RunData:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Returns the names of the folders of runs: `run`, or `arm/0` if a folder has a seed's name or two have one name."""
+    """Returns names of runs by their folders: `run`, or `arm/0` if a folder is named by a seed or two have one name."""
     paths = [folder.resolve().parts for folder in folders]
     has_seed_name = any(re.fullmatch(r"(seed[_-]?)?\d+", path[-1]) for path in paths)
     # The fewest last names of each path that tell it from the other.
