@@ -71,7 +71,10 @@ def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[flo
     shown = {"series": series, "title": title, "label": axis.label, "lines": lines, "most_dots": MOST_DOTS}
     scales = {"x": scale(*x_ends, LEFT, WIDTH - RIGHT), "y": scale(*y_ends, HEIGHT - BOTTOM, TOP)}
     x_ticks = ticks(*x_ends, 6, axis.is_count)
-    y_ticks = ticks(*y_ends, 5)
+    values = [*lines, *(py for arm in series for _, py in arm.points())]
+    # Around a single value nothing was measured.
+    is_constant = math.isclose(min(values), max(values), rel_tol=1e-12)
+    y_ticks = values[:1] if is_constant else ticks(*y_ends, 5)
     return filled("chart.svg", **box, **shown, **scales, bottom=HEIGHT - BOTTOM, x_ticks=x_ticks, y_ticks=y_ticks)
 
 

@@ -66,3 +66,10 @@ def test_an_outlier_does_not_flatten_the_curve_and_is_reported():
 )
 def test_ticks(low: float, high: float, whole: bool, expected: list[float]):
     assert ticks(low, high, 6, whole) == pytest.approx(expected)
+
+
+def test_a_constant_curve_has_no_other_value_on_its_axis():
+    tick_texts = re.findall(
+        r'text-anchor="end">([^<]*)<', chart([series((1, 1.0), (2, 1.0 + 1e-15))], "a title", STEPS)
+    )
+    assert tick_texts == ["1", "exploration steps"]
