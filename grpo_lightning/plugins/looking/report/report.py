@@ -31,13 +31,13 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     ENOUGH,
     SUMMED,
-    ComparisonTable,
     Curve,
     Metric,
     with_interval,
 )
 from grpo_lightning.plugins.looking.report.arms import Arm, ReportedRun, arms_of, read_runs
 from grpo_lightning.plugins.looking.report.charts import Point, Series, XAxis, chart, outside
+from grpo_lightning.plugins.looking.report.report_tables import tables_of
 from grpo_lightning.plugins.looking.run_files.run_configs import Config, differing, primary
 from grpo_lightning.plugins.looking.run_files.run_graders import grader_of, measure, warning
 from grpo_lightning.types import UsageError, require
@@ -51,9 +51,6 @@ MANY_ROWS = 30
 """From more differing keys than these on, their table is folded."""
 NUM_COLORS = 7
 """Colours in the style; further arms repeat them with dashes."""
-
-HEADS = {"last": "last value", "mean": "mean of the curve"}
-"""The columns' heads by statistic; the head for a threshold is `reached after`."""
 
 MEANINGS = {
     r"val/avg@\d+": "validation, sampled answers: {measure}",
@@ -104,7 +101,6 @@ class Report:
             made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by grpo_lightning {grpo_lightning.__version__}",
             axes=[self._axis(axis) for axis in self.axes],
             constants={"enough": ENOUGH, "num_colors": NUM_COLORS, "many_rows": MANY_ROWS},
-            functions={"shown": comparison.shown, "interval": with_interval},
         )
 
     def notes(self) -> list[str]:
@@ -161,23 +157,8 @@ class Report:
             "figures": [self._figure(name, by_arm, x_axis) for name, by_arm in curves.items()],
             "tested": len(tested),
             "marked": sum(difference.excludes_zero for difference in tested),
-            "cells": table.cells,
-            "blocks": [block for are in (False, True) if (block := self._block(table, are))[1]],
+            "tables": tables_of(table, self.metrics),
         }
-
-    def _block(
-        self, table: ComparisonTable, are_thresholds: bool
-    ) -> tuple[list[str], list[tuple[str, str, dict[str, int]]]]:
-        """Returns the heads of a table, and per row its name, how far it counts, and by head its metric's index."""
-        rows: dict[tuple[str, str], dict[str, int]] = {}
-        for index, metric in enumerate(self.metrics):
-            if metric.is_threshold == are_thresholds:
-                sign = {">=": f" ≥ {metric.threshold:g}", "<=": f" ≤ {metric.threshold:g}"}.get(metric.statistic, "")
-                until = "" if sign else f"up to {table.labels[index].rpartition(' ')[2]} "
-                head = HEADS.get(metric.statistic, "reached after")
-                rows.setdefault((metric.name + sign, until), {})[head] = index
-        heads = list(dict.fromkeys(head for index_by_head in rows.values() for head in index_by_head))
-        return heads, [(name, until, index_by_head) for (name, until), index_by_head in rows.items()]
 
     def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> tuple[str, str, Markup]:
         """Returns the name, the facts below it, and the chart, which is empty if no value is finite."""

@@ -1,0 +1,118 @@
+"""The tables of a report as plain data: texts in rows, which any format can take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from grpo_lightning.plugins.looking.report.arm_comparison import (
+    AXES,
+    Cell,
+    ComparisonTable,
+    Metric,
+    shown,
+    with_interval,
+)
+
+HEADS = {"last": "last value", "mean": "mean of the curve"}
+"""The columns' heads by statistic; the head for a threshold is `reached after`."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A number as text, and what it rests on."""
+
+    text: str
+    """The number with its interval, or `–`; empty where the row has no such column, and for the base's difference."""
+    basis: str = ""
+    """What the number was taken of, such as `3 seeds, step 60`, or why there is none."""
+    values: str = ""
+    """The value of each seed; empty for a difference."""
+    is_marked: bool = False
+    """True for a difference whose interval excludes 0."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """The numbers of one arm in one metric."""
+
+    metric: str
+    """The scalar, with the threshold if there is one."""
+    scope: str
+    """How far the metric counts, and along which axis, such as `up to 60 exploration steps`."""
+    arm: str
+    """The arm's name."""
+    arm_index: int
+    """The arm's position among the arms, which chooses its colour."""
+    num_seeds: int
+    """The arm's runs."""
+    cells: tuple[TableCell, ...]
+    """The cells, one below each head."""
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table without its format. Rows of one metric follow one another."""
+
+    header: tuple[str, ...]
+    """The heads of the cells; the columns of metric, arm and seeds before them have none."""
+    rows: tuple[TableRow, ...]
+    """A row per metric and arm."""
+
+    def row_groups(self) -> list[list[TableRow]]:
+        """Returns the rows of each metric, a list per metric."""
+        return [[*rows] for _, rows in groupby(self.rows, lambda row: (row.metric, row.scope))]
+
+
+def tables_of(comparison: ComparisonTable, metrics: Sequence[Metric]) -> list[ReportTable]:
+    """Returns a table of statistics in the metric's unit, and a table of the x where thresholds were reached.
+
+    Args:
+        comparison: The statistics of the metrics.
+        metrics: The metrics that were compared.
+    """
+    tables = []
+    for are_thresholds in (False, True):
+        columns = [index for index, metric in enumerate(metrics) if metric.is_threshold == are_thresholds]
+        if columns:
+            tables.append(_table(comparison, metrics, columns))
+    return tables
+
+
+def _table(comparison: ComparisonTable, metrics: Sequence[Metric], columns: Sequence[int]) -> ReportTable:
+    base, *compared_arms = comparison.cells
+    heads = list(dict.fromkeys(HEADS.get(metrics[index].statistic, "reached after") for index in columns))
+    # The metrics of a row by its name and scope, and there by head.
+    index_by_head: dict[tuple[str, str], dict[str, int]] = {}
+    for index in columns:
+        metric = metrics[index]
+        sign = {">=": f" ≥ {metric.threshold:g}", "<=": f" ≤ {metric.threshold:g}"}.get(metric.statistic, "")
+        until = "" if sign else f"up to {comparison.labels[index].rpartition(' ')[2]} "
+        name = (metric.name + sign, until + AXES[comparison.axis])
+        index_by_head.setdefault(name, {})[HEADS.get(metric.statistic, "reached after")] = index
+    rows = []
+    for (name, scope), indices in index_by_head.items():
+        for arm_index, (arm, cells) in enumerate(comparison.cells.items()):
+            texts: list[TableCell] = []
+            for head in heads:
+                cell = cells[indices[head]] if head in indices else None
+                texts.append(_value(cell))
+                texts += [_difference(None if arm == base else cell)] if compared_arms else []
+            rows.append(TableRow(name, scope, arm, arm_index, len(cells[0].values), tuple(texts)))
+    header = [text for head in heads for text in ([head, f"vs. {base}"] if compared_arms else [head])]
+    return ReportTable(tuple(header), tuple(rows))
+
+
+def _value(cell: Cell | None) -> TableCell:
+    if cell is None:
+        return TableCell("")
+    values = ", ".join(f"seed {seed}: {value:.4g}" for seed, value in cell.values.items())
+    return TableCell(shown(cell), values=values)
+
+
+def _difference(cell: Cell | None) -> TableCell:
+    if cell is None:
+        return TableCell("")
+    difference = cell.difference
+    if difference is None or difference.n == 0:
+        return TableCell("–")
+    return TableCell(with_interval(difference, "+"), is_marked=difference.excludes_zero)
