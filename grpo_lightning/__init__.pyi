@@ -191,7 +191,7 @@ from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as Atomi
 from grpo_lightning.training.evaluation import Validation as Validation
 from grpo_lightning.training.lightning_machine import Guard as Guard
 from grpo_lightning.training.module import GRPOModule as GRPOModule
-from grpo_lightning.training.schedules import WarmupCosine as WarmupCosine
+from grpo_lightning.training.schedules import RunSchedule as RunSchedule
 from grpo_lightning.training.task_data import TaskData as TaskData
 from grpo_lightning.types import Completion as Completion
 from grpo_lightning.types import Conversation as Conversation
@@ -219,6 +219,8 @@ from grpo_lightning.plugins.methods.advantages.leave_one_out import LeaveOneOut 
 from grpo_lightning.plugins.methods.advantages.maxrl import MaxRL as MaxRL
 from grpo_lightning.plugins.methods.penalties.adaptive_entropy import AdaptiveEntropy as AdaptiveEntropy
 from grpo_lightning.plugins.methods.penalties.importance_weighted import ImportanceWeighted as ImportanceWeighted
+from grpo_lightning.plugins.methods.schedules.transformers_schedule import TransformersSchedule as TransformersSchedule
+from grpo_lightning.plugins.methods.schedules.warmup_cosine import WarmupCosine as WarmupCosine
 from grpo_lightning.plugins.methods.stopping.objective_plateau import ObjectivePlateau as ObjectivePlateau
 from grpo_lightning.plugins.methods.surrogates.cispo import CISPO as CISPO
 from grpo_lightning.plugins.methods.surrogates.dppo import DPPO as DPPO

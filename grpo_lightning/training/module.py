@@ -47,7 +47,7 @@ from grpo_lightning.training.evaluation import EvaluatingModule, Evaluation, Val
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.lightning_machine import Guard, LightningMachine
 from grpo_lightning.training.sampler_gap import SamplerGap
-from grpo_lightning.training.schedules import OptimizerOptions, WarmupCosine
+from grpo_lightning.training.schedules import OptimizerOptions, RunSchedule
 from grpo_lightning.training.step_report import StepReport
 from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.training.whole_steps import WholeSteps
@@ -252,8 +252,8 @@ class GRPOModule(EvaluatingModule):
         """Brings the schedule to the update that the run resumes from."""
         # By now the optimizer has its state back, under any strategy.
         num_updates = self.trainer.global_step
-        # WarmupCosine counts updates that are not made, too.
-        if isinstance(self._options.scheduler, WarmupCosine):
+        # A schedule over the run counts updates that are not made, too.
+        if isinstance(self._options.scheduler, RunSchedule):
             num_updates = self.trainer.current_epoch * self._updates_per_step
         schedules, version = self._resumed
         self._options.restore_schedule(schedules, num_updates)
@@ -359,9 +359,9 @@ class GRPOModule(EvaluatingModule):
     on_train_epoch_end = on_train_batch_end
 
     def _step_schedule(self, is_made: bool) -> None:
-        """Steps the schedule after an update that was made; `WarmupCosine` counts the others too."""
+        """Steps the schedule after an update that was made; a `RunSchedule` counts the others too."""
         scheduler: Any = self.lr_schedulers()
-        if scheduler is not None and (is_made or isinstance(scheduler, WarmupCosine)):
+        if scheduler is not None and (is_made or isinstance(scheduler, RunSchedule)):
             scheduler.step()
 
     @classmethod

@@ -2,8 +2,8 @@
 
 import inspect
 import json
-import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,27 +17,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from grpo_lightning.types import UsageError
 
 
-class WarmupCosine(LRScheduler):
-    """Raises the learning rate linearly to the optimizer's rate, then lowers it along a cosine.
-
-    The schedule spans the run: `trainer.max_epochs` steps of `loop.mu` x `loop.num_minibatches` updates. Updates
-    that are not made, as after a stop rule, count too, so the run ends at `final`. Extending a run follows the longer
-    run's schedule.
+class RunSchedule(LRScheduler, ABC):
+    """A schedule over the updates of the whole run, made or not.
 
     Args:
-        optimizer: The optimizer, whose learning rate is the highest of the schedule.
-        warmup: Fraction of the run's updates over which the rate rises; the last of them has the highest rate.
-        final: Rate of the run's last update, as a fraction of the highest.
+        optimizer: The optimizer, whose learning rate is multiplied by `factor`.
     """
 
-    def __init__(self, optimizer: Optimizer, warmup: float = 0.05, final: float = 0.1) -> None:
-        for name, value in (("warmup", warmup), ("final", final)):
-            if not 0 <= value <= 1:
-                raise UsageError(f"{name}={value} of WarmupCosine: give a fraction, 0 to 1")
-        self.warmup = warmup
-        self.final = final
-        self.num_updates = 1
-        super().__init__(optimizer)
+    num_updates = 1
+    """Updates of the run; `spread` sets it."""
 
     def spread(self, num_updates: int) -> None:
         """Sets the number of the run's updates, before the first of them."""
@@ -46,13 +34,12 @@ class WarmupCosine(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """Returns the rate of each group at the next update."""
-        warmup_updates = round(self.warmup * self.num_updates)
-        update = self.last_epoch + 1
-        if update <= warmup_updates:
-            return [rate * (update / warmup_updates) for rate in self.base_lrs]
-        progress = min(1.0, (update - warmup_updates) / max(1, self.num_updates - warmup_updates))
-        factor = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+        factor = self.factor(self.last_epoch)
         return [rate * factor for rate in self.base_lrs]
+
+    @abstractmethod
+    def factor(self, update: int) -> float:
+        """Returns what the optimizer's rate is multiplied by at an update; the run's first is 0."""
 
 
 class OptimizerOptions:
@@ -82,9 +69,11 @@ class OptimizerOptions:
                 f"model.lr_scheduler={type(schedule).__name__}: it waits for a metric ({error}), and the schedule is "
                 "stepped once per optimizer update. Use one that counts updates, such as LinearLR or CosineAnnealingLR"
             ) from error
-        if isinstance(schedule, WarmupCosine):
+        if isinstance(schedule, RunSchedule):
             if num_updates is None:
-                raise UsageError("model.lr_scheduler=WarmupCosine: set trainer.max_epochs, whose fractions it takes")
+                raise UsageError(
+                    f"model.lr_scheduler={type(schedule).__name__}: set trainer.max_epochs, whose updates it spans"
+                )
             schedule.spread(num_updates)
         self._start = _options(optimizer)
         self._recorded = {

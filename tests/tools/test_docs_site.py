@@ -28,7 +28,7 @@ def test_the_reference_has_every_public_name_once() -> None:
 
 
 def test_the_reference_has_every_key() -> None:
-    keys = {*configuration.keys(), "WarmupCosine.optimizer"}  # the optimizer is the run's
+    keys = {*configuration.keys(), "WarmupCosine.optimizer", "TransformersSchedule.optimizer"}  # these are the run's
     for line in (ROOT / "tests/keys.txt").read_text(encoding="utf-8").splitlines():
         owner, names = line.split(": ")
         if prefix := configuration.prefix_of(owner):

@@ -62,6 +62,9 @@ FAMILIES = {
     "stopping": Family(
         "Stop rules", "A stop rule ends the passes over a step's rollouts before all μ are made.", "StopRule"
     ),
+    "schedules": Family(
+        "Learning-rate schedules", "A schedule over the run changes the learning rate of each update.", "RunSchedule"
+    ),
     "filters": Family(
         "Dynamic sampling", "A filter decides which groups are learned from.", "GroupFilter", "maths.filters"
     ),

@@ -30,7 +30,9 @@ ELSEWHERE = {
     "model.engine VLLMEngine": "use_vllm vllm_mode",
     "model.engine.gpu_memory of VLLMEngine": "vllm_gpu_memory_utilization | gpu_memory_utilization",
     "model.guard.grad_clip": "max_grad_norm",
-    "model.lr_scheduler WarmupCosine": "warmup_ratio warmup_steps lr_scheduler_type | lr_warmup_steps_ratio",
+    "model.lr_scheduler TransformersSchedule": "lr_scheduler_type | lr_scheduler_type",
+    "model.lr_scheduler.options of TransformersSchedule": "lr_scheduler_kwargs",
+    "model.lr_scheduler.warmup of TransformersSchedule": "warmup_ratio warmup_steps | lr_warmup_steps_ratio",
     "model.objective.beta": "| kl_coef kl_loss_coef use_kl_loss",
     "model.objective.correction": "vllm_importance_sampling_correction vllm_importance_sampling_mode | rollout_is",
     "model.objective.entropy FixedEntropy": "entropy_coef | entropy_coeff",
@@ -66,8 +68,9 @@ MEANT = {
     **dict.fromkeys(("fp16", "float16", "half", "16-true"), "16-mixed"),
     **dict.fromkeys(("bfloat16", "bf16-true"), "bf16-mixed"),
     **dict.fromkeys(("fp32", "float32", "float", "full"), "32-true"),
-    **dict.fromkeys(("cosine", "cosine_with_warmup", "cosine_with_min_lr", "warmup"), "WarmupCosine"),
-    **dict.fromkeys(("linear", "linear_with_warmup"), "LinearLR"),
+    **dict.fromkeys(("cosine_with_warmup", "warmup"), "WarmupCosine"),
+    **dict.fromkeys(("linear", "cosine", "constant_with_warmup", "polynomial", "inverse_sqrt"), "TransformersSchedule"),
+    **dict.fromkeys(("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay"), "TransformersSchedule"),
 }
 """Names of values in other programs, and their names here."""
 

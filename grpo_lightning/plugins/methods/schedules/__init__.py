@@ -1,0 +1,1 @@
+"""Learning-rate schedules over the whole run."""
