@@ -112,6 +112,7 @@ from grpo_lightning.plugins.looking.inspector.record import TokenRecord as Token
 from grpo_lightning.plugins.looking.loggers.sampled_completions import PredictionWriter as PredictionWriter
 from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions as SampledCompletions
 from grpo_lightning.plugins.looking.loggers.trackio_logger import TrackioLogger as TrackioLogger
+from grpo_lightning.plugins.looking.loggers.validation_values import ValidationValues as ValidationValues
 from grpo_lightning.plugins.looking.report.arm_comparison import Estimate as Estimate
 from grpo_lightning.plugins.looking.report.arm_comparison import Metric as Metric
 from grpo_lightning.plugins.looking.report.arm_comparison import compare as compare

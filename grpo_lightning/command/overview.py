@@ -55,7 +55,7 @@ SECTIONS = {
 }
 """Callbacks with options: the public name of the class, by the section of its options beside `model` and `data`."""
 
-ALWAYS = ("FirstLook", "RunSummary")
+ALWAYS = ("FirstLook", "RunSummary", "ValidationValues")
 """Callbacks without options, by their public names. Every run has them."""
 
 DEFAULTS: dict[str, Any] = {

@@ -54,6 +54,17 @@ def half_width(count: int, total: float, squares: float) -> float:
     return t_quantile(count - 1) * math.sqrt(variance / count)
 
 
+def with_half_width(mean: float, half: float) -> str:
+    """Returns `0.39 ± 0.04`; the mean alone if there is no interval, since `half` is 0 or NaN.
+
+    There are two decimals; more if the half would be 0.00, and none from 100 on.
+    """
+    if not half > 0:
+        return f"{mean:.2f}" if abs(mean) < 100 else f"{mean:.4g}"
+    decimals = max(0 if half >= 10 else 2, -math.floor(math.log10(half)))
+    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+
+
 FULLY_CLUSTERED = 2
 """Weight, in questions, of the assumption that the k answers to a question are one answer. It counts if few vary."""
 

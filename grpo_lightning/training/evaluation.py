@@ -4,27 +4,33 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from jsonargparse.typing import import_object
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torchmetrics import MeanMetric
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.grpo.explore import Explorer
-from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.maths.metrics import (
+    clustered_half_width,
+    majority_at_k,
+    nan_mean,
+    pass_at_k,
+    with_half_width,
+)
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.function import as_reward
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.rewards.reward import Reward, meaning_of_mean, title_of
 from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.sandbox.pool import WorkerPool
+from grpo_lightning.tasks.question_digest import digest_of_question, digest_of_set
 from grpo_lightning.training import internals
-from grpo_lightning.training.half_width import HalfWidth
+from grpo_lightning.training.question_values import QuestionValues
 from grpo_lightning.training.task_data import PromptBatch
 from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError, at_least
 
@@ -78,6 +84,23 @@ class Answer:
     """`Policy.fingerprint` of these weights, which may be an average; empty unless answers are collected."""
 
 
+class Measurement(NamedTuple):
+    """A mean over validation questions, and how far it may be off."""
+
+    mean: float
+    """The mean over the questions."""
+    half_width: float
+    """Half the 95 % interval of the mean over questions: the larger side, where the sides differ."""
+    num_questions: int
+    """The number of questions with a value."""
+    questions: str
+    """The digest of all questions of the validation."""
+
+    def __str__(self) -> str:
+        """Returns `0.39 ± 0.04`."""
+        return with_half_width(self.mean, self.half_width)
+
+
 class Evaluation(torch.nn.Module):
     """The metrics of a validation: the grader's value of the greedy answer; avg@k, pass@k and maj@k of k completions.
 
@@ -99,6 +122,7 @@ class Evaluation(torch.nn.Module):
         self.scorer = explorer.scorer
         """The rewards and the grader; the grader is its `main` reward."""
         self._grader_argument: Reward | str | None = None
+        self._digest_by_row: dict[int, str] = {}
         self._make_metrics()
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Evaluation":
@@ -118,7 +142,12 @@ class Evaluation(torch.nn.Module):
     @property
     def measure(self) -> str:
         """The meaning of avg@k and greedy: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
-        return meaning_of_mean(title_of(type(self.grader).__name__, vars(self.grader)), self.grader.gives_verdicts)
+        return meaning_of_mean(self.grader_title, self.grader.gives_verdicts)
+
+    @property
+    def grader_title(self) -> str:
+        """The name of the grader in captions."""
+        return title_of(type(self.grader).__name__, vars(self.grader))
 
     def set_grader(self, grader: Reward | str | None) -> None:
         """Sets the reward that decides what is right.
@@ -150,13 +179,33 @@ class Evaluation(torch.nn.Module):
         k = self.num_samples
         names = ["greedy", f"avg@{k}", *([f"pass@{k}"] if k > 1 else []), "failed", "reward", "length", "truncated"]
         names += [f"maj@{k}"] if self.grader.finds_answers else []
-        means = {name: MeanMetric(nan_strategy="ignore", dist_sync_fn=ranks.gather) for name in names}
-        self.metrics: Any = torch.nn.ModuleDict({**means, "ci95": HalfWidth()})
+        means = {name: QuestionValues(nan_mean) for name in names}
+        self.metrics: Any = torch.nn.ModuleDict({**means, "ci95": QuestionValues(clustered_half_width)})
+
+    def values(self) -> dict[str, list[float]]:
+        """Returns each metric's value of every question of all ranks, in their order. Every rank must call it."""
+        return {name: metric.of_all_ranks() for name, metric in self.metrics.items() if name != "ci95"}
+
+    def questions(self) -> str:
+        """Returns the digest of the questions of all ranks, in their order. Every rank must call it."""
+        digests = [item for digest_by_row in ranks.gather(self._digest_by_row) for item in digest_by_row.items()]
+        return digest_of_set([digest for _, digest in sorted(digests)])
+
+    def measurements(self) -> dict[str, Measurement]:
+        """Returns the mean of each metric with its interval. Every rank must call it."""
+        questions = self.questions()
+        measurements = {}
+        for name, values in self.values().items():
+            numbers = [value for value in values if not math.isnan(value)]
+            half_width = clustered_half_width(numbers)
+            measurements[name] = Measurement(nan_mean(numbers), half_width, len(numbers), questions)
+        return measurements
 
     def reset(self) -> None:
         """Clears metrics and answers: `validate` makes metrics in inference mode, which `fit` could not add to."""
         for metric in self.metrics.values():
             metric.reset()
+        self._digest_by_row.clear()
         for answers in self.answers_by_id.values():
             answers.clear()
 
@@ -169,25 +218,29 @@ class Evaluation(torch.nn.Module):
         for answer in [*greedy_answers, *sampled_answers] if self.answers_by_id else ():
             self.answers_by_id.get(answer.sample.prompt.id, []).append(answer)
 
-        # A rank whose prompts are all padding still updates every metric, or the ranks would not sync alike.
-        self._record(dict.fromkeys(self.metrics, math.nan))
+        questions = {prompt.id: prompt.question for prompt in batch.prompts[: batch.num_real]}
+        self._digest_by_row |= {row: digest_of_question(question) for row, question in questions.items()}
         answers = scores.main.answer or [None] * len(samples)
+        values_by_metric: dict[str, list[float]] = {name: [] for name in self.metrics}
         for index, greedy_value in enumerate(greedy_scores.main.value):
             group = slice(index * k, (index + 1) * k)
             values = scores.main.value[group]
-            self._record(
-                {
-                    "greedy": greedy_value,
-                    f"avg@{k}": nan_mean(values),
-                    "ci95": nan_mean(values),
-                    f"pass@{k}": pass_at_k(values),
-                    f"maj@{k}": majority_at_k(values, answers[group]),
-                    "failed": nan_mean([math.isnan(value) for value in [greedy_value, *values]]),
-                    "reward": nan_mean(scores.total[group]),
-                    "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
-                    "truncated": nan_mean([sample.truncated for sample in samples[group]]),
-                }
-            )
+            question_values = {
+                "greedy": greedy_value,
+                f"avg@{k}": nan_mean(values),
+                "ci95": nan_mean(values),
+                f"pass@{k}": pass_at_k(values),
+                f"maj@{k}": majority_at_k(values, answers[group]),
+                "failed": nan_mean([math.isnan(value) for value in [greedy_value, *values]]),
+                "reward": nan_mean(scores.total[group]),
+                "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
+                "truncated": nan_mean([sample.truncated for sample in samples[group]]),
+            }
+            for name in self.metrics:
+                values_by_metric[name].append(question_values[name])
+        # A rank whose prompts are all padding still updates every metric, or the ranks would not sync alike.
+        for name, metric in self.metrics.items():
+            metric.update([*questions], values_by_metric[name])
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
         """Returns k completions of each prompt as JSON-ready records; `sample` counts a prompt's completions from 0."""
@@ -215,10 +268,6 @@ class Evaluation(torch.nn.Module):
         samples = self.explorer.sample(policy, prompts, num_samples, sampling, RandomKey(0, STEP), listeners)
         fingerprint = policy.fingerprint() if self.answers_by_id else b""
         return [Answer(sample, greedy, policy.version, fingerprint) for sample in samples]
-
-    def _record(self, values: dict[str, float]) -> None:
-        for name, metric in self.metrics.items():
-            metric.update(values[name])
 
 
 class EvaluatingModule(L.LightningModule):
@@ -268,6 +317,18 @@ class EvaluatingModule(L.LightningModule):
             for validation, evaluation in self.evaluations.items()
             if evaluation.was_asked
             for name, metric in evaluation.metrics.items()
+        }
+
+    def measurements(self) -> dict[str, Measurement]:
+        """Returns the means of the last validation with their intervals, as `avg@k` or `NAME/avg@k`.
+
+        Every rank must call it.
+        """
+        return {
+            f"{validation}/{name}".removeprefix("/"): measurement
+            for validation, evaluation in self.evaluations.items()
+            if evaluation.was_asked
+            for name, measurement in evaluation.measurements().items()
         }
 
     @property

@@ -13,10 +13,11 @@ from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning import Explorer, FormatReward, RewardResult, Sampling, Scorer
 from grpo_lightning.command.overview import optional
+from grpo_lightning.maths.metrics import clustered_half_width
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.reward import Reward, RewardFailure
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grader_class, same_grader
-from grpo_lightning.training.half_width import HalfWidth
+from grpo_lightning.training.question_values import QuestionValues
 from grpo_lightning.training.task_data import PromptBatch, TaskData
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
@@ -47,9 +48,9 @@ def test_padding_prompts_do_not_count() -> None:
     expected = {"greedy": 1, "avg@2": 0.5, "pass@2": 1, "maj@2": 1, "reward": 0.5, "length": 3, "truncated": 0}
     expected |= {"failed": 0, "ci95": 0}
     assert computed(found) == expected
-    assert found.metrics["reward"].weight == 2
+    assert found.values()["reward"] == [0.5, 0.5]
     found.reset()
-    assert found.metrics["reward"].weight == 0
+    assert found.metrics["reward"].rows_and_values == [] and not found.was_asked
 
 
 class EarlyCounted(EarlyDigits):
@@ -105,13 +106,9 @@ def test_metrics_stay_on_the_cpu_and_add_up_over_ranks(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *args: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", of_two_ranks)
-    length: Any = found.metrics["length"]
-    length.sync(dist_sync_fn=length.dist_sync_fn, distributed_available=lambda: True)
-    assert {name: value.tolist() for name, value in length.metric_state.items()} == {"mean_value": 18, "weight": 6}
-    interval: Any = found.metrics["ci95"]
-    interval.sync(dist_sync_fn=interval.dist_sync_fn, distributed_available=lambda: True)
-    values = torch.cat(states_of(interval))
-    assert values[~values.isnan()].tolist() == [0.5, 0.5, 1, 1]
+    assert computed(found)["length"] == 4.5  # 3 and 3 here, 6 and 6 there
+    assert computed(found)["ci95"] == pytest.approx(clustered_half_width([0.5, 1, 0.5, 1]))
+    assert found.values()["length"] == [3, 3, 6, 6]  # by rows, which are doubled there too
 
 
 def test_another_reward_than_the_first_may_decide_what_is_right() -> None:
@@ -233,8 +230,7 @@ def test_a_missing_grader_is_one_message(name: str) -> None:
 @pytest.mark.parametrize("mean", [0.0, 1e4, 1e8])
 def test_the_interval_does_not_depend_on_where_the_mean_is(mean: float) -> None:
     values = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    metric = HalfWidth()
-    for value in (values + mean).tolist():
-        metric.update(value)
-    metric.update(math.nan)  # a question that was not graded
+    metric = QuestionValues(clustered_half_width)
+    metric.update(range(500), (values + mean).tolist())
+    metric.update([500], [math.nan])  # a question that was not graded
     assert float(metric.compute()) == pytest.approx(1.96473 * float(values.std()) / 500**0.5, rel=1e-4)

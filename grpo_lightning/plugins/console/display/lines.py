@@ -16,7 +16,7 @@ from grpo_lightning.grpo.step import Observer
 from grpo_lightning.plugins.console.display.data_line import data_line
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.task_data import TaskData
-from grpo_lightning.training.whole_steps import WholeSteps
+from grpo_lightning.training.whole_steps import is_validation
 from grpo_lightning.types import Sample
 
 Scores = dict[str, float]
@@ -135,9 +135,7 @@ def headline(trainer: L.Trainer) -> Scores:
     avg@k is what GRPO improves most directly. There is nothing where Lightning only checks that validation works
     (`trainer.num_sanity_val_steps`). Every rank must call it.
     """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    is_validation = any(isinstance(callback, WholeSteps) and callback.validates_now for callback in callbacks)
-    if trainer.sanity_checking and not is_validation:
+    if not is_validation(trainer):
         return {}
     module: Any = trainer.lightning_module
     scores = {name: value for name, value in module.validated().items() if "avg@" in name or name == "greedy"}

@@ -1,7 +1,6 @@
 """Completions in files: those sampled in a step, also in every logger that shows text, and predictions."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import disk, ranks
 from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.plugins.looking.loggers import json_lines
 from grpo_lightning.plugins.looking.loggers.completions_table import as_page, as_table
 from grpo_lightning.training.evaluation import record
 from grpo_lightning.types import at_least
@@ -39,13 +39,8 @@ class SampledCompletions(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes from the file the completions of steps that a resumed run repeats."""
-        path = Path(trainer.default_root_dir) / FILE
-        if trainer.is_global_zero and not disk.is_trial(trainer) and path.exists():
-            # Not splitlines, which also splits at characters that a model may write inside a text.
-            *lines, unfinished_line = path.read_text(encoding="utf-8").split("\n")
-            earlier_lines = [line for line in lines if _step_of(line) <= trainer.current_epoch]
-            if unfinished_line or earlier_lines != lines:
-                disk.write_whole(path, "".join(line + "\n" for line in earlier_lines))
+        if trainer.is_global_zero and not disk.is_trial(trainer):
+            json_lines.drop_later(Path(trainer.default_root_dir) / FILE, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes and shows the first groups of the step."""
@@ -56,10 +51,7 @@ class SampledCompletions(Callback):
         rows = range(min(self.num_groups * loop.group_size, len(exploration.samples)))
         step = trainer.current_epoch
         records = [{"step": step + 1} | record(exploration.samples[row], exploration.scores, row) for row in rows]
-        path = Path(trainer.default_root_dir) / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # as JSON has lone surrogates
-            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in records))
+        json_lines.append(Path(trainer.default_root_dir) / FILE, records)
         for logger in trainer.loggers:
             show(logger, as_table(exploration, rows), step)
             add_histogram: Any = getattr(getattr(logger, "experiment", None), "add_histogram", None)
@@ -67,14 +59,6 @@ class SampledCompletions(Callback):
                 lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
                 add_histogram("rollout/length", lengths, step)
                 add_histogram("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
-
-
-def _step_of(line: str) -> float:
-    """Returns the step of a record; infinity for a line that is not a record."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
 
 
 def show(logger: Any, table: list[list[str]], step: int) -> None:
