@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    # Rewards are imported without torch.
+    from torch import Tensor
+
+    from grpo_lightning.maths.images import ImageStates
 
 BROKEN = "\ufffd"
 """Stands in a decoded text for bytes that are no character, or whose character ends in later tokens."""
@@ -102,6 +108,8 @@ class Question:
     """The row's other columns, for rewards that read them."""
     history: list[Message] = field(default_factory=list)
     """The turns before the question, where it is a conversation."""
+    images: tuple[Any, ...] = ()
+    """The images in their order: paths, bytes of image files, or images of PIL. Workers of rewards do not get them."""
 
 
 @dataclass(slots=True)
@@ -122,6 +130,10 @@ class Prompt:
     """The row of the task."""
     answer_prefix: str = ""
     """The end of `text` with which the assistant's turn begins; the policy does not sample it."""
+    pixels: "dict[str, Tensor] | None" = None
+    """The arguments of the model that a processor made of the images, without `input_ids`; None for text alone."""
+    image_states: "ImageStates | None" = None
+    """What `Policy.encode_images` made of `pixels`."""
 
 
 class RandomKey(NamedTuple):
@@ -138,7 +150,7 @@ class Request:
     """One completion to sample. Its random numbers are keyed by the last three fields and a `RandomKey`."""
 
     token_ids: list[int]
-    """[P] ids that the model reads first, never empty; requests with equal ids share their prefill."""
+    """[P] ids that the model reads first, never empty; requests with equal `prefix` share their prefill."""
     prompt_id: int
     """`Prompt.id`."""
     sample: int
@@ -148,11 +160,22 @@ class Request:
 
     A second turn goes on where the first one ended; from 0 it would sample with the same random numbers again.
     """
+    image_states: "ImageStates | None" = None
+    """`Prompt.image_states`."""
+
+    @property
+    def prefix(self) -> tuple[tuple[int, ...], str]:
+        """What two requests must share to share their prefill: the token ids, and a key of the images."""
+        return tuple(self.token_ids), self.image_states.key if self.image_states else ""
 
     @classmethod
     def from_prompts(cls, prompts: Sequence[Prompt], group_size: int) -> list["Request"]:
         """Makes `group_size` requests per prompt, group after group."""
-        return [cls(prompt.token_ids, prompt.id, sample) for prompt in prompts for sample in range(group_size)]
+        return [
+            cls(prompt.token_ids, prompt.id, sample, image_states=prompt.image_states)
+            for prompt in prompts
+            for sample in range(group_size)
+        ]
 
 
 @dataclass(slots=True)

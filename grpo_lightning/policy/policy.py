@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -158,12 +157,13 @@ class Policy(nn.Module):
     def _read_weights(self) -> PreTrainedModel:
         # Flash attention comes later: it refuses float32 weights.
         attention = "eager" if self.compute.attention == "eager" else "sdpa"
+        model_class = pretrained.model_class(self.config)
         try:
-            return self._from_pretrained(AutoModelForCausalLM, attn_implementation=attention, dtype=self.dtype)
+            return self._from_pretrained(model_class, attn_implementation=attention, dtype=self.dtype)
         except UsageError as error:
             if attention == "eager" or "attention" not in str(error):
                 raise
-            model = self._from_pretrained(AutoModelForCausalLM, attn_implementation="eager", dtype=self.dtype)
+            model = self._from_pretrained(model_class, attn_implementation="eager", dtype=self.dtype)
             rank_zero_info(f"policy.compute.attention: {type(model).__name__} has no sdpa attention, so eager is used")
             return model
 

@@ -23,6 +23,15 @@ def load(auto_class: Any, path: str, key: str, **kwargs: Any) -> Any:
         ) from error
 
 
+def model_class(config: Any) -> Any:
+    """Returns the class of transformers that reads a model with this configuration, its image encoder included."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    has_encoder = type(config) in AutoModelForImageTextToText._model_mapping
+    is_remote = AutoModelForImageTextToText.__name__ in (getattr(config, "auto_map", None) or {})
+    return AutoModelForImageTextToText if has_encoder or is_remote else AutoModelForCausalLM
+
+
 def source(path: str, key: str) -> str:
     """Returns the folder at `path` with `~` resolved, or the hub id as it is.
 

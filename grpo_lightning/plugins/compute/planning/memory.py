@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.engines.sampling import Sampling
@@ -37,6 +36,7 @@ from grpo_lightning.plugins.engines.native.native import NativeEngine
 from grpo_lightning.plugins.methods.distillation.teacher import Teacher
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.pretrained import model_class
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.training.module import GRPOModule
 
@@ -388,7 +388,7 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Pol
             compute.needs_mask = compute.attention != "sdpa" or not has_full_attention(policy.config)
             compute.shares_prefix = compute.share_prefix and not compute.needs_mask
     with torch.device("meta"):
-        fake.model = AutoModelForCausalLM.from_config(
+        fake.model = model_class(policy.config).from_config(
             copy.deepcopy(policy.config),
             dtype=dtype,
             # Flash attention cannot be made without a GPU; it holds what sdpa's fused kernels hold.

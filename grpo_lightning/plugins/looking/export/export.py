@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from grpo_lightning import disk
 from grpo_lightning.plugins.console.mistakes.disk_errors import refusal
@@ -193,12 +193,14 @@ def model_of(
     # `trainer.precision` may have made them float64.
     is_double = any(value.dtype == torch.float64 for value in saved.values())
     dtype = torch.float64 if is_double else getattr(torch, policy.get("dtype", "float32"))
+    config = read(AutoConfig, policy)
+    model_class = pretrained.model_class(config)
     if kind == "adapter":
         trust = bool(policy.get("trust_remote_code", False))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
+            model = model_class.from_config(config, trust_remote_code=trust)
     else:
-        model = read(AutoModelForCausalLM, policy, dtype=dtype)
+        model = read(model_class, policy, dtype=dtype)
     expected = model.state_dict()
     base = ""
     if adapter is not None:
