@@ -32,7 +32,9 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command(
         "Writes a page that shows what a run did to each token.", f"{PLUGINS}.looking.inspector.inspector_page"
     ),
-    "report": Command("Compares runs on one page: curves, a table, what differs.", f"{PLUGINS}.looking.report.report"),
+    "report": Command(
+        "Compares runs on one page: curves, tables, what differs.", f"{PLUGINS}.looking.report.report_command"
+    ),
     "export": Command(
         "Writes a run's policy as a model for transformers and vLLM.", f"{PLUGINS}.looking.export.export_command"
     ),

@@ -39,14 +39,14 @@ class Series:
     """The line of the mean over the seeds."""
     band: list[list[tuple[float, float, float]]] = field(default_factory=list)
     """The pieces of the interval around the mean, as (x, low, high)."""
-    seeds: list[list[list[Point]]] = field(default_factory=list)
-    """A line per seed; empty for a single seed."""
+    seeds: dict[str, list[list[Point]]] = field(default_factory=dict)
+    """The line of each seed. That of a single seed is the mean."""
     labels: dict[float, str] = field(default_factory=dict)
     """The text under the pointer, by x of the mean."""
 
     def points(self) -> Iterator[Point]:
         """The points of all lines."""
-        return (point for line in (self.mean, *self.seeds) for piece in line for point in piece)
+        return (point for line in (self.mean, *self.seeds.values()) for piece in line for point in piece)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,35 @@ class XAxis:
     """True if x is a count, whose ticks are whole numbers."""
 
 
+@dataclass(frozen=True)
+class CurveFigure:
+    """The curves of one scalar along one axis, to be drawn on the page or into files."""
+
+    name: str
+    """The scalar."""
+    axis: XAxis
+    """The axis, which all figures of a section have in common."""
+    series: list[Series]
+    """The lines of each arm; the first is the base."""
+    lines: list[float]
+    """The thresholds, which are drawn across."""
+    facts: list[str]
+    """What the caption says below the name."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no value is finite."""
+        return not any(any(arm.points()) for arm in self.series)
+
+    def svg(self) -> Markup:
+        """Returns the chart for the page; nothing if no value is finite."""
+        return (
+            Markup()
+            if self.is_empty
+            else chart(self.series, f"{self.name} over {self.axis.label}", self.axis, self.lines)
+        )
+
+
 def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> Markup:
     """Returns the chart as an SVG element, with a horizontal line at each of `lines`."""
     x_ends = padded([axis.low, axis.high], 0.0)
@@ -71,10 +100,7 @@ def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[flo
     shown = {"series": series, "title": title, "label": axis.label, "lines": lines, "most_dots": MOST_DOTS}
     scales = {"x": scale(*x_ends, LEFT, WIDTH - RIGHT), "y": scale(*y_ends, HEIGHT - BOTTOM, TOP)}
     x_ticks = ticks(*x_ends, 6, axis.is_count)
-    values = [*lines, *(py for arm in series for _, py in arm.points())]
-    # Around a single value nothing was measured.
-    is_constant = math.isclose(min(values), max(values), rel_tol=1e-12)
-    y_ticks = values[:1] if is_constant else ticks(*y_ends, 5)
+    y_ticks = value_ticks(series, lines)
     return filled("chart.svg", **box, **shown, **scales, bottom=HEIGHT - BOTTOM, x_ticks=x_ticks, y_ticks=y_ticks)
 
 
@@ -104,10 +130,18 @@ def y_range(series: Sequence[Series], lines: Sequence[float] = ()) -> tuple[floa
     return bottom, min(high + room, max([high, *edges]))
 
 
+def value_ticks(series: Sequence[Series], lines: Sequence[float] = ()) -> list[float]:
+    """Returns the numbers on the y axis; around a single value nothing was measured, so it is alone."""
+    values = [*lines, *(py for arm in series for _, py in arm.points())]
+    if math.isclose(min(values), max(values), rel_tol=1e-12):
+        return values[:1]
+    return ticks(*y_range(series, lines), 5)
+
+
 def outside(series: Sequence[Series], lines: Sequence[float] = ()) -> list[float]:
     """Returns the values of the lines that the chart leaves out, in order."""
     low, high = y_range(series, lines)
-    values = [py for arm in series for line in arm.seeds or [arm.mean] for piece in line for _, py in piece]
+    values = [py for arm in series for line in [*arm.seeds.values()] or [arm.mean] for piece in line for _, py in piece]
     return sorted(py for py in values if not low <= py <= high)
 
 

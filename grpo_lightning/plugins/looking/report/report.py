@@ -1,15 +1,5 @@
-"""`grpo report`: runs compared on one page of HTML that needs no network, no script and no other file.
+"""Runs compared on one page of HTML that needs no network, no script and no other file."""
 
-    grpo report runs/quickstart                           one run
-    grpo report runs/plain/0 runs/plain/1 runs/dapo/0     runs; those that differ in the seed alone are one arm
-    grpo report runs/does_kl_matter -o kl.html            a folder of arms, which hold a folder per seed
-
-The page shows the curves and the differences to the first arm, with intervals over the seeds, what the
-configurations differ in, and links to the pages of `grpo inspect` that lie in the runs' folders.
-"""
-
-import argparse
-import difflib
 import math
 import os
 import re
@@ -21,29 +11,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 import grpo_lightning
 from grpo_lightning.plugins.looking.inspector.inspector_page import PAGE as INSPECTOR
-from grpo_lightning.plugins.looking.pages.markup import check_out, counted, filled, source_of, write_page
+from grpo_lightning.plugins.looking.pages.markup import counted, filled, source_of
 from grpo_lightning.plugins.looking.report import arm_comparison as comparison
 from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     ENOUGH,
-    SUMMED,
+    Arms,
     Curve,
     Metric,
     with_interval,
 )
-from grpo_lightning.plugins.looking.report.arms import Arm, ReportedRun, arms_of, read_runs
-from grpo_lightning.plugins.looking.report.charts import Point, Series, XAxis, chart, outside
-from grpo_lightning.plugins.looking.report.report_tables import tables_of
+from grpo_lightning.plugins.looking.report.arms import Arm, ReportedRun
+from grpo_lightning.plugins.looking.report.charts import CurveFigure, Point, Series, XAxis, outside
+from grpo_lightning.plugins.looking.report.report_tables import ReportTable, tables_of
 from grpo_lightning.plugins.looking.run_files.run_configs import Config, differing, primary
 from grpo_lightning.plugins.looking.run_files.run_graders import grader_of, measure, warning
-from grpo_lightning.types import UsageError, require
-
-PAGE = "report.html"
-DEFAULTS = ("reward/mean", "rollout/length_mean", "policy/entropy", "policy/kl_ref", "time/step")
 
 MOST_STEPS = 200
 """The most points of a curve; a longer curve has means of several steps."""
@@ -137,10 +121,14 @@ class Report:
         primary_keys = primary(keys, self.configs)
         return [(key, key not in primary_keys, [arm.shown(key) for arm in self.arms]) for key in keys]
 
-    def _axis(self, axis: str) -> dict[str, Any]:
-        """Returns the figures and the tables along an axis, and how many differences are tested and marked there."""
-        arms = {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
-        curves = {metric.name: comparison.curves(arms, metric.name, axis) for metric in self.metrics}
+    @property
+    def scalars(self) -> Arms:
+        """The curves of the runs, by arm and seed."""
+        return {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
+
+    def figures(self, axis: str) -> list[CurveFigure]:
+        """Returns a figure per scalar along an axis, a key of `AXES`."""
+        curves = {metric.name: comparison.curves(self.scalars, metric.name, axis) for metric in self.metrics}
         all_x = [
             x
             for by_arm in curves.values()
@@ -149,24 +137,33 @@ class Report:
             for x in curve.x
         ]
         x_axis = XAxis(min(all_x), max(all_x), AXES[axis], axis in ("step", "update"))
-        table = comparison.compare(arms, self.metrics, axis)
+        return [self._figure(name, by_arm, x_axis) for name, by_arm in curves.items()]
+
+    def tables(self) -> list[ReportTable]:
+        """Returns the tables along all axes."""
+        by_axis = (comparison.compare(self.scalars, self.metrics, axis) for axis in self.axes)
+        return [table for compared in by_axis for table in tables_of(compared, self.metrics)]
+
+    def _axis(self, axis: str) -> dict[str, Any]:
+        """Returns the figures and the tables along an axis, and how many differences are tested and marked there."""
+        table = comparison.compare(self.scalars, self.metrics, axis)
         differences = [cell.difference for cells in table.cells.values() for cell in cells]
         tested = [difference for difference in differences if difference and math.isfinite(difference.half)]
         return {
             "over": AXES[axis],
-            "figures": [self._figure(name, by_arm, x_axis) for name, by_arm in curves.items()],
+            "figures": self.figures(axis),
             "tested": len(tested),
             "marked": sum(difference.excludes_zero for difference in tested),
             "tables": tables_of(table, self.metrics),
         }
 
-    def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> tuple[str, str, Markup]:
-        """Returns the name, the facts below it, and the chart, which is empty if no value is finite."""
+    def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> CurveFigure:
+        """Returns the lines of a scalar; a long curve has means of several steps."""
         steps = [curve.step for by_seed in by_arm.values() for curve in by_seed.values()]
         is_long = any(len(curve_steps) > MOST_STEPS for curve_steps in steps)
         width = math.ceil(max(curve_steps[-1] for curve_steps in steps) / MOST_STEPS) if is_long else 1
         series = [
-            series_of(i, arm, [comparison.coarsened(curve, width) for curve in by_seed.values()], axis.label)
+            series_of(i, arm, {seed: comparison.coarsened(curve, width) for seed, curve in by_seed.items()}, axis.label)
             for i, (arm, by_seed) in enumerate(by_arm.items())
         ]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
@@ -178,13 +175,11 @@ class Report:
         if interval_name != name:
             halves = [run.scalars[interval_name][-1][1] for run in self.runs if interval_name in run.scalars]
             facts += [f"± {max(halves):.3f} over questions at a run's end (95 %)"] if halves else []
-        svg = Markup()
-        if any(any(arm.points()) for arm in series):
-            svg = chart(series, f"{name} over {axis.label}", axis, lines)
-            if cut := outside(series, lines):
-                ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
-                facts.append(f"{counted(len(cut), 'value')} outside: {ends}")
-        return name, "; ".join(filter(None, facts)), svg
+        figure = CurveFigure(name, axis, series, lines, facts)
+        if not figure.is_empty and (cut := outside(series, lines)):
+            ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
+            facts.append(f"{counted(len(cut), 'value')} outside: {ends}")
+        return figure
 
     def link(self, run: ReportedRun) -> str:
         """Returns the inspector's page of a run, relative to this page; empty if there is none."""
@@ -192,8 +187,9 @@ class Report:
         return quote(os.fsencode(os.path.relpath(page.resolve(), self.folder))) if page.is_file() else ""
 
 
-def series_of(number: int, name: str, curves: Sequence[Curve], x_label: str) -> Series:
+def series_of(number: int, name: str, curve_by_seed: Mapping[str, Curve], x_label: str) -> Series:
     """Returns the lines and bands of one arm from a curve per seed."""
+    curves = [*curve_by_seed.values()]
     # The mean is drawn where all seeds have a value.
     pieces = groupby(comparison.means(curves), lambda point: point[1].n == len(curves))
     complete = [[*piece] for has_all_seeds, piece in pieces if has_all_seeds]
@@ -203,7 +199,7 @@ def series_of(number: int, name: str, curves: Sequence[Curve], x_label: str) -> 
         number,
         mean=[[(x, y.mean) for x, y in piece] for piece in complete],
         band=[[(x, y.mean - y.half, y.mean + y.half) for x, y in piece] for piece in bands],
-        seeds=[_pieces(curve) for curve in curves] if len(curves) > 1 else [],
+        seeds={seed: _pieces(curve) for seed, curve in curve_by_seed.items()},
         labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in complete for x, y in piece},
     )
 
@@ -211,46 +207,3 @@ def series_of(number: int, name: str, curves: Sequence[Curve], x_label: str) -> 
 def _pieces(curve: Curve) -> list[list[Point]]:
     points = zip(curve.x.tolist(), curve.y.tolist(), strict=True)
     return [[*piece] for is_finite, piece in groupby(points, lambda point: math.isfinite(point[1])) if is_finite]
-
-
-def metrics_of(texts: Sequence[str], logged: Sequence[str]) -> list[Metric]:
-    """Returns the metrics of a command line, or the default ones; a name alone means last value and mean."""
-    validated = [name for name in logged if re.fullmatch(r"val/(greedy|([\w-]+/)?avg@\d+)", name)]
-    default = [*validated, *(name for name in DEFAULTS if name in logged)]
-    require(bool(texts or default), f"none of the default metrics is there, but {', '.join(logged)}. Give --metrics")
-    metrics: list[Metric] = []
-    for text in texts or default:
-        metric = Metric.parse(text)
-        if metric.name not in logged:
-            fit = ", ".join((difflib.get_close_matches(metric.name, logged, 5, cutoff=0.4) or logged)[:5])
-            raise UsageError(f"--metrics {text}: no run has logged {metric.name}. Give a logged one, such as {fit}")
-        metrics += [metric, Metric(metric.name, "mean")] if text == metric.name else [metric]
-    return list(dict.fromkeys(metrics))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the page and prints where it is; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        "grpo report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    folder = "a run's folder, or one that holds runs; the first is the base"
-    add("runs", nargs="+", type=Path, metavar="RUN", help=folder)
-    add("-o", "--out", type=Path, default=Path(PAGE), help=f"the page; {PAGE} by default")
-    metrics = "scalars: name (last value and mean), name:last, name:mean, name>=number, name<=number"
-    add("--metrics", nargs="+", default=[], help=metrics)
-    add("--x", nargs="+", choices=AXES, default=["step"], help="a set of curves and a table for each")
-    options = parser.parse_args(arguments)
-    check_out(options.out, PAGE)
-    arms = arms_of(read_runs(options.runs))
-    runs = [run for arm in arms for run in arm.runs.values()]
-    for axis in options.x:
-        if without := [run.folder for run in runs if axis in SUMMED and SUMMED[axis] not in run.scalars]:
-            raise UsageError(f"--x {axis}: {without[0]} has not logged {SUMMED[axis]}. Give --x step")
-    logged = {name for run in runs for name in run.scalars} - {"epoch", "hp_metric"}
-    title = Path(os.path.commonpath([run.resolve() for run in options.runs])).name or "Report"
-    page = Report(title, arms, metrics_of(options.metrics, sorted(logged)), options.x, options.out.parent.resolve())
-    write_page(options.out, page.html())
-    counts = f"{counted(len(arms), 'configuration')}, {counted(len(runs), 'run')}"
-    print(*(f"note: {note}" for note in page.notes()), f"{options.out}: {counts}. Open it in a browser.", sep="\n")
-    return 0

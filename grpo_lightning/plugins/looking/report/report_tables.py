@@ -8,6 +8,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     Cell,
     ComparisonTable,
+    Estimate,
     Metric,
     shown,
     with_interval,
@@ -29,6 +30,8 @@ class TableCell:
     """The value of each seed; empty for a difference."""
     is_marked: bool = False
     """True for a difference whose interval excludes 0."""
+    estimate: Estimate | None = None
+    """The number before it was rounded; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def _value(cell: Cell | None) -> TableCell:
     if cell is None:
         return TableCell("")
     values = ", ".join(f"seed {seed}: {value:.4g}" for seed, value in cell.values.items())
-    return TableCell(shown(cell), values=values)
+    return TableCell(shown(cell), values=values, estimate=cell.estimate)
 
 
 def _difference(cell: Cell | None) -> TableCell:
@@ -115,4 +118,4 @@ def _difference(cell: Cell | None) -> TableCell:
     difference = cell.difference
     if difference is None or difference.n == 0:
         return TableCell("–")
-    return TableCell(with_interval(difference, "+"), is_marked=difference.excludes_zero)
+    return TableCell(with_interval(difference, "+"), is_marked=difference.excludes_zero, estimate=difference)

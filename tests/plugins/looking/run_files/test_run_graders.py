@@ -11,7 +11,7 @@ from helpers.fitting import scalars
 from helpers.inspecting import completions_of, groups_of
 
 from grpo_lightning.plugins.looking.inspector.record import read
-from grpo_lightning.plugins.looking.report import report
+from grpo_lightning.plugins.looking.report import report_command
 
 FUNCTION = '''
 def brief(sample):
@@ -95,7 +95,7 @@ def test_the_saved_run_names_the_grader(folder: Path) -> None:
 def test_the_report_names_the_grader_of_all_or_of_each(
     folder: Path, grpo: Grpo, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert report.main([*REWARDS, "-o", "alike.html"]) == 0
+    assert report_command.main([*REWARDS, "-o", "alike.html"]) == 0
     assert "graded differently" not in capsys.readouterr().out
     half = max(list(scalars(folder / name)["val/ci95"].values())[-1] for name in REWARDS)
     found = f"answers: fraction right by MathVerifier; ± {half:.3f} over questions at a run&#39;s end (95 %)"
@@ -103,7 +103,7 @@ def test_the_report_names_the_grader_of_all_or_of_each(
     other = ("--model.rewards=[FormatReward]", f"--model.validation.grader={BRIEF}", "--trainer.default_root_dir=other")
     grpo.ok("fit", *SUMS, *other)
     assert re.search(r"^validation  avg@8 .*\): mean of my_rewards.brief$", caplog.text, re.MULTILINE)
-    assert report.main(["form", "other", "-o", "mixed.html"]) == 0
+    assert report_command.main(["form", "other", "-o", "mixed.html"]) == 0
     note = r"validation was graded differently, so val/ does not compare: .* by MathVerifier; .* by my_rewards\.brief"
     assert re.search(note, capsys.readouterr().out) and re.search(note, (folder / "mixed.html").read_text())
     assert "fraction right" not in (folder / "mixed.html").read_text()
