@@ -172,6 +172,12 @@ class GRPOCLI(LightningCLI):
             )
         lines = [kind(bar=has_bar)] if (kind := optional("StepLines")) else []
         kwargs["callbacks"] = [*lines, *(kind() for name in ALWAYS if (kind := optional(name))), *callbacks]
+        options = self.config_init[self.subcommand]
+        table = optional("plugins.data.benchmarks.benchmark_table:EvaluationTable")
+        if table is not None and options.get("verbose") and self.subcommand in ("validate", "test"):
+            # Lightning's table has no intervals.
+            options.verbose = False
+            kwargs["callbacks"].append(table())
         if config.max_time is not None and (timer := optional("StepTimer")):
             kwargs["max_time"] = None
             kwargs["callbacks"].append(timer(config.max_time))

@@ -54,14 +54,19 @@ def half_width(count: int, total: float, squares: float) -> float:
     return t_quantile(count - 1) * math.sqrt(variance / count)
 
 
-def with_half_width(mean: float, half: float) -> str:
+def with_half_width(mean: float, half: float, decimals: int = 2) -> str:
     """Returns `0.39 ± 0.04`; the mean alone if there is no interval, since `half` is 0 or NaN.
 
-    There are two decimals; more if the half would be 0.00, and none from 100 on.
+    Args:
+        mean: The mean.
+        half: Half its 95 % interval.
+        decimals: The number of decimals. There are more if the half would be 0.00, and none from 100 on.
     """
+    if abs(mean) >= 100:
+        decimals = 0
     if not half > 0:
-        return f"{mean:.2f}" if abs(mean) < 100 else f"{mean:.4g}"
-    decimals = max(0 if half >= 10 else 2, -math.floor(math.log10(half)))
+        return f"{mean:.{decimals}f}"
+    decimals = max(decimals, -math.floor(math.log10(half)))
     return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
 
 

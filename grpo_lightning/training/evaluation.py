@@ -123,6 +123,7 @@ class Evaluation(torch.nn.Module):
         """The rewards and the grader; the grader is its `main` reward."""
         self._grader_argument: Reward | str | None = None
         self._digest_by_row: dict[int, str] = {}
+        self._measurements: dict[str, Measurement] = {}
         self._make_metrics()
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Evaluation":
@@ -193,24 +194,26 @@ class Evaluation(torch.nn.Module):
 
     def measurements(self) -> dict[str, Measurement]:
         """Returns the mean of each metric with its interval. Every rank must call it."""
-        questions = self.questions()
-        measurements = {}
-        for name, values in self.values().items():
-            numbers = [value for value in values if not math.isnan(value)]
-            half_width = clustered_half_width(numbers)
-            measurements[name] = Measurement(nan_mean(numbers), half_width, len(numbers), questions)
-        return measurements
+        if not self._measurements:
+            questions = self.questions()
+            for name, values in self.values().items():
+                numbers = [value for value in values if not math.isnan(value)]
+                half_width = clustered_half_width(numbers)
+                self._measurements[name] = Measurement(nan_mean(numbers), half_width, len(numbers), questions)
+        return self._measurements
 
     def reset(self) -> None:
         """Clears metrics and answers: `validate` makes metrics in inference mode, which `fit` could not add to."""
         for metric in self.metrics.values():
             metric.reset()
         self._digest_by_row.clear()
+        self._measurements = {}
         for answers in self.answers_by_id.values():
             answers.clear()
 
     def update(self, policy: Policy, batch: PromptBatch) -> None:
         """Adds a batch to the metrics. Every rank must call it equally often."""
+        self._measurements = {}
         k = self.num_samples
         greedy_answers, greedy_scores = self._scored(policy, batch, 1, greedy=True)
         sampled_answers, scores = self._scored(policy, batch, k, greedy=False)
@@ -347,7 +350,7 @@ class EvaluatingModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Ends the run if a reward or the grader failed on more than `max_failed_rewards` of the samples."""
         if self.trainer.state.fn != TrainerFn.FITTING:
-            rank_zero_info(f"avg@k and greedy: {self.measure}")
+            rank_zero_info(f"avg@k and greedy: {self.measure}; ± is half the 95 % interval over questions")
         for evaluation in self.evaluations.values():
             evaluation.scorer.stop_if_broken("validation")
 

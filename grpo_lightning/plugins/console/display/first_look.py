@@ -15,6 +15,7 @@ from grpo_lightning.maths.metrics import with_bound
 from grpo_lightning.plugins.looking.run_files.run_configs import earlier, flat, merged, shown
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.whole_steps import is_validation
 from grpo_lightning.types import FIRST_LOOK
 
 CURVES = {
@@ -70,7 +71,19 @@ def copies(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FirstLook(Callback):
-    """Lays out TensorBoard's tab Custom Scalars: the few curves that show how a run goes."""
+    """Lays out TensorBoard's tab Custom Scalars, and writes each validation with its intervals into the tab Text."""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Writes the metrics of the validation as a table."""
+        if not is_validation(trainer):
+            return
+        step = -1 if trainer.sanity_checking else trainer.current_epoch
+        measurements = pl_module.measurements()
+        rows = [f"| {name} | {score} | {score.num_questions} |" for name, score in measurements.items()]
+        text = "\n".join(["| metric | mean ± half the 95 % interval | questions |", "| --- | --- | --- |", *rows])
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("validation", text, step)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Writes the layout into every TensorBoard log, on rank 0."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import groupby
 from time import perf_counter
 from typing import Any
 
@@ -14,12 +15,13 @@ from tqdm.auto import tqdm
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.plugins.console.display.data_line import data_line
+from grpo_lightning.training.evaluation import Measurement
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.training.whole_steps import is_validation
 from grpo_lightning.types import Sample
 
-Scores = dict[str, float]
+Scores = Mapping[str, Measurement]
 """Metrics of a validation, by their names without `val/`."""
 
 SHOWN = {"wait": "wait", "explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
@@ -64,7 +66,7 @@ class StepLines(Callback, Observer):
     The first line describes the data. A step's line also says why the step made fewer updates, or learned nothing.
     Phases that take less than a twentieth of the step are left out.
 
-    `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 0:01:05 left`
+    `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72 ± 0.03; 0:01:05 left`
 
     Args:
         bar: Show a bar of the completions too, while a step is explored: for a terminal.
@@ -94,7 +96,7 @@ class StepLines(Callback, Observer):
         """Notes a validation for the line of its step; a validation before the first step gets a separate line."""
         scores = headline(trainer)
         if trainer.sanity_checking and scores:
-            rank_zero_info(f"before training: {validation(scores)} ({pl_module.measure})")
+            rank_zero_info(f"before training: val {with_questions(scores)}: {pl_module.measure}")
         self._scores = {} if trainer.sanity_checking else scores
 
     def exploring(self, num_completions: int) -> None:
@@ -138,7 +140,7 @@ def headline(trainer: L.Trainer) -> Scores:
     if not is_validation(trainer):
         return {}
     module: Any = trainer.lightning_module
-    scores = {name: value for name, value in module.validated().items() if "avg@" in name or name == "greedy"}
+    scores = {name: score for name, score in module.measurements().items() if "avg@" in name or name == "greedy"}
     return {name: scores[name] for name in sorted(scores, key=lambda name: ("/" in name, name))}
 
 
@@ -165,8 +167,23 @@ def line(pace: Pace, metrics: Mapping[str, float], scores: Scores, remarks: Sequ
 
 
 def validation(scores: Scores) -> str:
-    """Returns `val avg@8 0.72, greedy 0.98`; empty without scores."""
-    return "val " + ", ".join(f"{name} {number(value)}" for name, value in scores.items()) if scores else ""
+    """Returns `val avg@8 0.72 ± 0.03, greedy 0.98 ± 0.02`; empty without scores."""
+    return "val " + ", ".join(f"{name} {score}" for name, score in scores.items()) if scores else ""
+
+
+def with_questions(scores: Scores, texts: Mapping[str, Any] | None = None) -> str:
+    """Returns `avg@8 0.72 ± 0.03, greedy 0.98 ± 0.02 (256 questions)`, a number of questions per validation.
+
+    Args:
+        scores: The scores.
+        texts: A text for each score, in place of its mean and interval.
+    """
+    groups = groupby(scores, key=lambda name: scores[name].num_questions)
+    return ", ".join(
+        f"{', '.join(f'{name} {(texts or scores)[name]}' for name in names)} "
+        f"({count} question{'' if count == 1 else 's'})"
+        for count, names in groups
+    )
 
 
 def number(value: Any) -> str:

@@ -11,10 +11,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import disk
-from grpo_lightning.plugins.console.display.lines import Scores, counted, duration, headline, number
+from grpo_lightning.plugins.console.display.lines import Scores, counted, duration, headline, number, with_questions
 from grpo_lightning.plugins.looking.inspector.record import FOLDER
 from grpo_lightning.plugins.looking.loggers.trackio_logger import TrackioLogger
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.evaluation import Measurement
 from grpo_lightning.training.step_report import StepReport
 
 
@@ -52,12 +53,13 @@ class RunSummary(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the validations, so that a resumed run knows the first."""
-        return {"first": self._first, "last": self._last, "measure": self._measure}
+        # Plain tuples, since a checkpoint is read without classes.
+        first, last = map(plain, (self._first, self._last))
+        return {"first": first, "last": last, "measure": self._measure}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the validations of earlier starts."""
-        self._first = state_dict["first"]
-        self._last = state_dict["last"]
+        self._first, self._last = map(restored, (state_dict["first"], state_dict["last"]))
         self._measure = state_dict.get("measure", "")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -87,18 +89,34 @@ class RunSummary(Callback):
     def _change(self) -> str:
         """Returns the scores of first and last validation, and their grader; empty without validation.
 
-        `avg@8 0.39 -> 0.96, greedy 0.98 -> 1.00 (before training -> after step 60): fraction right by MathVerifier`
+        `avg@8 0.39 ± 0.06 -> 0.96 ± 0.02 (256 questions), before training -> after step 60: fraction right by ...`
+
+        Scores of other questions are not compared: there is only the last, and the reason.
         """
         if self._first is None or self._last is None:
             return ""
-        validations = [self._first, self._last]
-        (first_step, first_scores), (last_step, last_scores) = validations
-        if first_step == last_step:
-            del validations[0]
-        times = " -> ".join(f"after step {step}" if step else "before training" for step, _ in validations)
-        names = [name for name in last_scores if name in first_scores]
-        changes = [f"{name} {' -> '.join(number(scores[name]) for _, scores in validations)}" for name in names]
-        return f"{', '.join(changes)} ({times}): {self._measure}"
+        (first_step, first_scores), (last_step, scores) = self._first, self._last
+        start, end = (f"after step {step}" if step else "before training" for step in (first_step, last_step))
+        earlier_scores = {name: score for name, score in first_scores.items() if name in scores and start != end}
+        comparable = [name for name, score in earlier_scores.items() if score.questions == scores[name].questions]
+        texts = {name: str(score) for name, score in scores.items()}
+        texts |= {name: f"{first_scores[name]} -> {texts[name]}" for name in comparable}
+        times = f"{start} -> {end}" if comparable else end
+        if len(comparable) < len(earlier_scores):
+            times += f" (not compared with {start}: other questions were asked)"
+        return f"{with_questions(scores, texts)}, {times}: {self._measure}"
+
+
+def plain(validation: tuple[int, Scores] | None) -> Any:
+    """Returns a validation without classes, for a checkpoint."""
+    return validation and (validation[0], {name: tuple(score) for name, score in validation[1].items()})
+
+
+def restored(validation: Any) -> tuple[int, Scores] | None:
+    """Returns a validation of a checkpoint; None if it has no intervals, as in version 0.2."""
+    if validation is None or any(isinstance(score, float) for score in validation[1].values()):
+        return None
+    return validation[0], {name: Measurement(*score) for name, score in validation[1].items()}
 
 
 def curves_of(logger: Logger) -> str:

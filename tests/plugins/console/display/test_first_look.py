@@ -39,6 +39,16 @@ def test_reward_and_validation_come_first_and_charts_hold_logged_metrics(tmp_pat
     assert "kl_ref" not in bare and "val/" not in bare
 
 
+def test_a_validation_stands_in_the_tab_text_with_its_intervals(tmp_path: Path) -> None:
+    fit(tmp_path, [FirstLook()], trainer={"limit_val_batches": 1.0, "max_epochs": 1})
+    events = events_of(tmp_path).Tensors("validation/text_summary")
+    assert [event.step for event in events] == [-1, 0]
+    seen = scalars(tmp_path)
+    text = events[1].tensor_proto.string_val[0].decode()
+    assert re.search(rf"\| avg@2 \| {seen['val/avg@2'][0]:.2f} ± {seen['val/ci95'][0]:.2f} \| 24 \|", text), text
+    assert re.search(rf"\| length \| {seen['val/length'][0]:.2f} ± \d+\.\d\d \| 24 \|", text), text
+
+
 def test_only_whole_names_are_copied() -> None:
     assert copies({"val/pass@16": 1, "reward/mean_of_mine": 2, "val/avg@16": 3}) == {"First look/2 val avg@16": 3}
 

@@ -1,5 +1,6 @@
 """What a run prints: one line per step or a bar, and a summary at its end."""
 
+import json
 import math
 import re
 import sys
@@ -11,7 +12,7 @@ import lightning as L
 import pytest
 from helpers.command import Grpo
 from helpers.fast import fit
-from helpers.fitting import scalars
+from helpers.fitting import Echo, scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
 from grpo_lightning import (
@@ -25,12 +26,15 @@ from grpo_lightning import (
     Sample,
     StepCheckpoint,
     Task,
+    ValidationValues,
 )
+from grpo_lightning.maths.metrics import clustered_half_width, with_half_width
 from grpo_lightning.plugins.console.display import lines as paces
 from grpo_lightning.plugins.console.display.data_line import data_line
 from grpo_lightning.plugins.console.display.first_look import Board, FirstLook
-from grpo_lightning.plugins.console.display.lines import Pace, StepLines, duration, line
+from grpo_lightning.plugins.console.display.lines import Pace, StepLines, duration, line, with_questions
 from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions
+from grpo_lightning.training.evaluation import Measurement
 
 VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 
@@ -49,9 +53,10 @@ def test_the_time_left_is_that_of_the_steps_left_and_ends_a_line(monkeypatch: py
         pace.num_done += 1
     assert pace.seconds_left == 4 * 4
     metrics = {"reward/mean": 0.914, "rollout/length_mean": 14.25, "time/explore": 1.24, "time/optimise": 0.61}
-    scores = {"avg@8": 0.7249, "greedy": 0.98}
+    scores = {"avg@8": Measurement(0.7249, 0.0312, 64, ""), "greedy": Measurement(0.98, math.nan, 1, "")}
     assert line(pace, metrics | {"time/reward": 0.01}, scores) == (
-        "step 6/10: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, greedy 0.98; 0:00:16 left"
+        "step 6/10: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; "
+        "val avg@8 0.72 ± 0.03, greedy 0.98; 0:00:16 left"
     )
     assert Pace(0, -1).seconds_left is None and Pace(0, None).seconds_left is None
 
@@ -106,25 +111,39 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if text.startswith(("step ", "before training"))]
 
 
+def intervals_of(folder: Path) -> list[dict[str, str]]:
+    """The mean and its interval by metric, as text, of each validation of the run."""
+    lines = [json.loads(text) for text in (folder / "validations.jsonl").read_text().splitlines()]
+    return [
+        {
+            name: f"{sum(values) / len(values):.2f} ± {clustered_half_width(values):.2f}"
+            for name, values in validation["values"].items()
+        }
+        for validation in lines
+    ]
+
+
 def summary_of(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     (text,) = [text for text in caplog.messages if text.startswith("done")]
     return dict(re.split(r"  +", row, maxsplit=1) for row in text.splitlines())  # type: ignore[misc]
 
 
 def test_a_run_prints_one_line_per_step_and_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saving = [StepLines(), StepCheckpoint(keep=1, monitor="val/reward"), RunSummary()]
+    saving = [StepLines(), StepCheckpoint(keep=1, monitor="val/reward"), RunSummary(), ValidationValues()]
     fit(tmp_path, saving, trainer=VALIDATES | {"check_val_every_n_epoch": 2, "enable_checkpointing": True})
     seen, lines, rows = scalars(tmp_path), lines_of(caplog), summary_of(caplog)
     assert [text.partition(":")[0] for text in lines] == ["before training", "step 1/3", "step 2/3", "step 3/3"]
     for text, update in zip(lines[1:], (0, 1, 2), strict=True):
         assert f"reward {seen['reward/mean'][update]:.2f}, length {seen['rollout/length_mean'][update]:.1f};" in text
         assert ("val avg@2" in text) == (update > 0)  # the last step always
-    average, greedy = seen["val/avg@2"], seen["val/greedy"]
-    assert f"val avg@2 {average[-1]:.2f}, greedy {greedy[-1]:.2f}" in lines[0]
+    before, _, after = intervals_of(tmp_path)
+    assert lines[0] == (
+        f"before training: val avg@2 {before['avg@2']}, greedy {before['greedy']} (24 questions): mean of Digits"
+    )
     assert "left" in lines[2] and "left" not in lines[3]
     assert rows["validation"] == (
-        f"avg@2 {average[-1]:.2f} -> {average[2]:.2f}, greedy {greedy[-1]:.2f} -> {greedy[2]:.2f} "
-        "(before training -> after step 3): mean of Digits"
+        f"avg@2 {before['avg@2']} -> {after['avg@2']}, greedy {before['greedy']} -> {after['greedy']} (24 questions), "
+        "before training -> after step 3: mean of Digits"
     )
     best = max((1, 2), key=lambda update: seen["val/reward"][update])
     assert rows["best"].startswith(f"{tmp_path}/checkpoints/step-{best + 1}.ckpt (val/reward ")
@@ -142,9 +161,53 @@ def test_the_summary_of_a_resumed_run_knows_the_first_validation(
         trainer = VALIDATES | {"enable_checkpointing": True, "max_epochs": steps}
         fit(tmp_path, callbacks, trainer=trainer, ckpt_path=path)
     rows = summary_of(caplog)
-    assert rows["validation"].endswith("(before training -> after step 3): mean of Digits")
+    assert rows["validation"].endswith(" (24 questions), before training -> after step 3: mean of Digits")
     assert rows["done"].startswith("3 of 3 steps, from step 2 in ")
-    assert f"avg@2 {scalars(tmp_path)['val/avg@2'][-1]:.2f} -> " in rows["validation"]
+    assert re.match(rf"avg@2 {scalars(tmp_path)['val/avg@2'][-1]:.2f} ± 0\.\d\d -> ", rows["validation"])
+
+
+def test_the_summary_compares_no_other_questions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for steps, path, val_limit in ((1, None, None), (2, "last", 4)):
+        caplog.clear()
+        callbacks = [StepCheckpoint(), RunSummary(), ValidationValues()]
+        trainer = VALIDATES | {"enable_checkpointing": True, "max_epochs": steps}
+        data = PromptDataModule(Echo(), val_batch_size=5, val_limit=val_limit)
+        fit(tmp_path, callbacks, trainer=trainer, ckpt_path=path, data=data)
+    last = intervals_of(tmp_path)[-1]
+    assert summary_of(caplog)["validation"] == (
+        f"avg@2 {last['avg@2']}, greedy {last['greedy']} (4 questions), after step 2 "
+        "(not compared with before training: other questions were asked): mean of Digits"
+    )
+
+
+def test_a_checkpoint_without_intervals_is_continued() -> None:
+    summary = RunSummary()
+    summary.load_state_dict({"first": (0, {"avg@8": 0.5}), "last": (1, {"avg@8": 0.6}), "measure": "mean of Digits"})
+    assert summary.state_dict() == {"first": None, "last": None, "measure": "mean of Digits"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((0.385, 0.0412), "0.39 ± 0.04"),
+        ((0.9849, 0.0031), "0.985 ± 0.003"),
+        ((14.25, 1.3), "14.25 ± 1.30"),
+        ((1234.5, 21.7), "1234 ± 22"),
+        ((0.5, 0.0), "0.50"),
+        ((0.5, math.nan), "0.50"),
+        ((0.0, 0.1797, 3), "0.000 ± 0.180"),
+    ],
+)
+def test_an_interval_has_the_digits_that_it_needs(numbers: tuple[float, ...], text: str) -> None:
+    assert with_half_width(*numbers) == text  # type: ignore[arg-type]
+
+
+def test_questions_are_counted_per_validation() -> None:
+    scores = {"avg@8": Measurement(0.5, 0.1, 256, ""), "greedy": Measurement(0.6, 0.1, 256, "")}
+    scores |= {"math/avg@4": Measurement(0.25, math.nan, 1, "")}
+    assert with_questions(scores) == (
+        "avg@8 0.50 ± 0.10, greedy 0.60 ± 0.10 (256 questions), math/avg@4 0.25 (1 question)"
+    )
 
 
 def test_the_command_line_prints_lines_and_draws_a_bar_in_a_terminal(

@@ -1,6 +1,7 @@
 """Validations of names of their own, in a run and without one."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -54,8 +55,29 @@ def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.Captu
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["model"] == "policy" and {"one", "two"} < found.keys()
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if " ± " in line]
-    assert [line[:3] for line in lines] == [[of, "2", f"{found[of]['avg@2']:.3f}"] for of in ("one", "two")]
+    for name, line in zip(("one", "two"), lines, strict=True):
+        numbers = found[name]
+        half = numbers["half_width"]["avg@2"]
+        assert line[:6] == [name, "4", "2", f"{numbers['avg@2']:.3f}", "±", f"{half:.3f}"]
+        assert numbers["num_questions"] == 4 and len(numbers["questions"]) == 16 and numbers["ci95"] == half
+        # None of four questions is right: Wilson's interval from 0 to t² / (n + t²), and not ± 0.
+        assert numbers["greedy"] == 0 and numbers["half_width"]["greedy"] == pytest.approx(0.7169, abs=1e-4)
     assert not (tmp_path / "run").exists()
+
+
+def test_validate_and_test_print_intervals_and_the_number_of_questions(grpo: Grpo, tmp_path: Path) -> None:
+    extra = layer(tmp_path, f"{{same: {{task: {SAME}, grader: FormatReward, samples: 2}}}}")
+    for command, name in (("validate", "val"), ("test", "test")):
+        out = grpo.ok(command, LETTERS)
+        rows = dict(re.split(r" {2,}", line, maxsplit=1) for line in out.splitlines())  # type: ignore[misc]
+        assert rows["benchmark"] == name and rows["questions"] == "8" and rows["k"] == "2"
+        assert all(re.fullmatch(r"\d\.\d{3} ± 0\.\d{3}", rows[title]) for title in ("avg@k", "pass@k", "greedy"))
+        assert rows["grader"] == "mean of FormatReward" and "nan" not in out
+        table = scalars(Path("run"))
+        assert rows["avg@k"].startswith(f"{[*table[f'{name}/avg@2'].values()][-1]:.3f} ")
+    lines = [line.split() for line in grpo.ok("validate", LETTERS, f"--config={extra}").splitlines()]
+    assert [line[:3] for line in lines[1:]] == [["val", "8", "2"], ["same", "8", "2"]]
+    assert " ± " not in grpo.ok("validate", LETTERS, "--verbose=false")
 
 
 @pytest.mark.parametrize(
