@@ -153,6 +153,7 @@ from grpo_lightning.plugins.rewards.process.scorers import SegmentScorer as Segm
 from grpo_lightning.plugins.rewards.process.scorers import TokenModel as TokenModel
 from grpo_lightning.plugins.rewards.reasoning_gym.gym_task import ReasoningGym as ReasoningGym
 from grpo_lightning.plugins.rewards.reasoning_gym.gym_task import ReasoningGymReward as ReasoningGymReward
+from grpo_lightning.plugins.rewards.trl.trl_reward import TRLReward as TRLReward
 from grpo_lightning.plugins.rewards.verifier.math_verifier import MathVerifier as MathVerifier
 from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import FullyAsynchronous as FullyAsynchronous
 from grpo_lightning.plugins.sources.asynchronous.one_step_off_policy import OneStepOffPolicy as OneStepOffPolicy

@@ -86,6 +86,8 @@ class Status(StrEnum):
     GOLD_BAD = "gold_bad"
     NO_GOLD = "no_gold"
     """The row has no gold answer to compare with."""
+    NOT_APPLICABLE = "not_applicable"
+    """The reward does not apply to the sample, and adds nothing to its total: this is no failure."""
     NO_MATCH = "no_match"
     """The completion does not have the required form."""
     CLOSED = "closed"

@@ -41,7 +41,7 @@ class RewardBatch:
     """K rewards of B completions. Every group is complete. `total` is computed unless it is given."""
 
     value: Tensor
-    """[K, B] float64, the rewards before their weights; NaN if a reward failed."""
+    """[K, B] float64, the rewards before their weights; NaN if a reward failed, or does not apply."""
     weight: Tensor
     """[K] float64, the factor of each reward in the total."""
     group: Tensor
@@ -63,7 +63,10 @@ class RewardBatch:
         """Returns these rewards and a further reward, from its [B] values and its weight."""
         values = torch.cat([self.value, value[None].to(self.value)])
         weights = torch.cat([self.weight, self.weight.new_tensor([weight])])
-        return RewardBatch(values, weights, self.group, self.lengths, [*self.segments, None], columns=self.columns)
+        # A reward that does not apply to a completion is NaN too, and adds nothing.
+        total = weighted_sum(weights, values.nan_to_num()).masked_fill(self.total.isnan(), torch.nan)
+        segments = [*self.segments, None]
+        return RewardBatch(values, weights, self.group, self.lengths, segments, total, self.columns)
 
     @classmethod
     def concat(cls, batches: Sequence["RewardBatch"]) -> "RewardBatch":

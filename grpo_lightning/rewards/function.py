@@ -5,7 +5,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_lightning import ranks
 from grpo_lightning.rewards.results import RewardResult
@@ -53,6 +53,8 @@ class FunctionReward(Reward):
     """
 
     scores_early = True
+    may_skip: ClassVar[bool] = False
+    """True if the function may return None for a sample that it does not apply to."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class FunctionReward(Reward):
         for question in questions[:1] if ranks.rank() == 0 else ():
             probe = Sample(Prompt(0, question.text, [0], question), question.answer, [0], FinishReason.STOP)
             (outcome,) = self._outcomes([probe])
-            if outcome.status != Status.OK:
+            if outcome.status not in (Status.OK, Status.NOT_APPLICABLE):
                 log.warning(
                     "reward %s fails on %r, made up as a completion for %s: %s",
                     self.name,
@@ -111,7 +113,7 @@ class FunctionReward(Reward):
         for sample, outcome in zip(samples, self._outcomes(samples), strict=True):
             result.value.append(float(outcome.value) if outcome.status == Status.OK else math.nan)
             result.status.append(outcome.status)
-            if outcome.status != Status.OK:
+            if outcome.status not in (Status.OK, Status.NOT_APPLICABLE):
                 self.tally.explain(sample, outcome.status, outcome.error)
         return result
 
@@ -128,7 +130,21 @@ class FunctionReward(Reward):
                 f"{key}: {error}. Give the import path of a function; its module is looked for where `import` looks, "
                 "and in the working directory"
             ) from error
-        if len(arguments) > 1 or {"prompts", "completions"} & {*arguments}:
+        self._take(key, arguments)
+
+    def _take(self, key: str, arguments: list[str]) -> None:
+        """Decides by the names of its required arguments what the function gets.
+
+        Args:
+            key: The function and the reward, for messages.
+            arguments: The names.
+        """
+        if {"prompts", "completions", "completion_ids"} & {*arguments}:
+            raise UsageError(
+                f"{key} takes ({', '.join(arguments)}), as TRL's reward functions do: give it to the class TRLReward, "
+                f"{{class_path: TRLReward, init_args: {{function: {self.function}}}}}"
+            )
+        if len(arguments) > 1:
             raise UsageError(
                 f"{key} takes ({', '.join(arguments)}). Write `def f(sample)`, which gets one completion and returns a "
                 "number, or `def f(samples)`, which gets those of one prompt and returns a list of numbers; read "
@@ -143,15 +159,31 @@ class FunctionReward(Reward):
         """Returns the outcome for each sample; it is `ok` if its value is a finite number."""
         if self._compares is None:
             self._import()
-        tasks = [_as_task(sample) for sample in samples]
         if not self._compares:
-            return [_checked(outcome) for outcome in self._called(tasks)]
+            return [_checked(outcome) for outcome in self._called([_as_task(sample) for sample in samples])]
         groups = rows_by_prompt(samples)
-        outcomes = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups])
+        outcomes = self._called([self._group_task([samples[row] for row in rows]) for rows in groups])
         outcome_by_row: dict[int, Outcome] = {}
         for rows, outcome in zip(groups, outcomes, strict=True):
-            outcome_by_row |= zip(rows, _per_sample(outcome, len(rows)), strict=True)
+            outcome_by_row |= zip(rows, self._per_sample(outcome, len(rows)), strict=True)
         return [outcome_by_row[row] for row in range(len(samples))]
+
+    def _group_task(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Returns the task of a function that gets the samples of a prompt together."""
+        return {"samples": [_as_task(sample) for sample in samples]}
+
+    def _per_sample(self, outcome: Outcome, size: int) -> list[Outcome]:
+        """Returns the outcome of each of `size` samples that the function got together."""
+        values = outcome.value
+        if outcome.status != Status.OK:
+            return [_checked(outcome)] * size
+        if isinstance(values, list) and len(values) == size:
+            skipped = Outcome(Status.NOT_APPLICABLE)
+            return [
+                skipped if value is None and self.may_skip else _checked(Outcome(Status.OK, value)) for value in values
+            ]
+        error = f"it returned {described(values)} for {size} samples; return a list of as many numbers"
+        return [Outcome(Status.NOT_A_NUMBER, None, error)] * size
 
     def _called(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
         """Returns the outcome of each call, `concurrency` of them at once. Calls lost together are made again alone."""
@@ -195,14 +227,3 @@ def _checked(outcome: Outcome) -> Outcome:
     if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return outcome
     return Outcome(Status.NOT_A_NUMBER, None, f"it returned {described(value)}; return a finite number")
-
-
-def _per_sample(outcome: Outcome, size: int) -> list[Outcome]:
-    """Returns the outcome of each of `size` samples that the function got together."""
-    values = outcome.value
-    if outcome.status != Status.OK:
-        return [_checked(outcome)] * size
-    if isinstance(values, list) and len(values) == size:
-        return [_checked(Outcome(Status.OK, value)) for value in values]
-    error = f"it returned {described(values)} for {size} samples; return a list of as many numbers"
-    return [Outcome(Status.NOT_A_NUMBER, None, error)] * size

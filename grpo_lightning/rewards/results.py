@@ -81,7 +81,7 @@ class Scores:
     """The scores of B samples by every reward of the list."""
 
     total: list[float]
-    """[B] the weighted sum; NaN where a reward with a weight other than 0 failed."""
+    """[B] the weighted sum; NaN where a reward with a weight other than 0 failed, or none applies."""
     results: dict[str, RewardResult]
     """The result of each reward by its name, in the order of the list."""
     weight: Mapping[str, float] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class Tally:
         """Counts `samples` with their values and statuses."""
         for sample, value, status in zip(samples, values, statuses, strict=True):
             self.statuses[status] += 1
-            if math.isnan(value):
+            if math.isnan(value) and status != Status.NOT_APPLICABLE:
                 self.failed[status] += 1
                 self.explain(sample, status)
 

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,6 +31,10 @@ class Run:
     """The longest completion in tokens, the stop token included: `sampling.max_new_tokens`."""
     rank: int = 0
     """The index of this process among all processes of the run."""
+    chat: bool = False
+    """True if prompts are conversations: `data.chat`."""
+    num_updates: Callable[[], int] = lambda: 0
+    """Returns the number of updates that the run has made."""
 
 
 class Reward(Stateful, ABC):

@@ -257,7 +257,12 @@ class Scoring:
         weight = {reward.name: reward.weight for reward in self.scorer.rewards if reward.weight != 0}
         value = torch.tensor([results[name].value for name in weight], dtype=torch.float64)
         factor = torch.tensor([*weight.values()], dtype=torch.float64)
-        total = weighted_sum(factor, value.reshape(len(weight), len(samples))).tolist()
+        value = value.reshape(len(weight), len(samples))
+        # A reward that does not apply to a sample adds nothing; a sample to which none applies has no total.
+        is_absent = [[status == Status.NOT_APPLICABLE for status in results[name].status] for name in weight]
+        absent = torch.tensor(is_absent).reshape(value.shape).bool()
+        absent &= ~absent.all(0)
+        total = weighted_sum(factor, value.masked_fill(absent, 0.0)).tolist()
         return Scores(total, results, weight, self.scorer.grader.name)
 
     def __enter__(self) -> Self:

@@ -5,7 +5,8 @@ line `{"status", "value" or "error", "number"}`:
 
 - `{"load": FUNCTION, "path": SYS_PATH}` imports the function, named as for `module_of`. The value is the list of its
   required arguments.
-- `{"task": TASK}` calls it with the items of a list, or with what `argument_of` makes of a dict.
+- `{"task": TASK}` calls it with the items of a list, with what `argument_of` makes of a dict, or, for a dict
+  `{"keywords": {...}}`, with these arguments by name. An argument that is a dict becomes an object with attributes.
 
 If FUNCTION is `async SECONDS FUNCTION`, it must be an `async def`, and TASK is a list of such dicts. The calls are
 awaited together, each for at most SECONDS. The value is a list with one reply, as above, per dict.
@@ -51,6 +52,11 @@ class Argument(SimpleNamespace):
 def argument_of(task: dict[str, Any]) -> Any:
     """Returns an object with the keys of a dict as attributes; for `{"samples": [...]}` a list of such objects."""
     return [Argument(**sample) for sample in task["samples"]] if "samples" in task else Argument(**task)
+
+
+def attributes_of(value: Any) -> Any:
+    """Returns a value of JSON; a dict becomes an object with its keys as attributes."""
+    return Argument(**value) if isinstance(value, dict) else value
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -221,6 +227,8 @@ def serve() -> None:
             set_limits(memory_mb)
             return arguments(functions[0])
         task = request["task"]
+        if "keywords" in task:
+            return awaited(functions[0](**{name: attributes_of(value) for name, value in task["keywords"].items()}))
         return awaited(functions[0](argument_of(task)) if isinstance(task, dict) else functions[0](*task))
 
     for line in requests:

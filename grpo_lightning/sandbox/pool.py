@@ -89,7 +89,7 @@ class WorkerPool:
         """Returns the outcome of `function`, named as for `load`, for each task, in order. Tasks run in parallel.
 
         A task is made of JSON values. A list holds the arguments. A dict becomes one argument with these attributes,
-        and `{"samples": [...]}` becomes a list of such objects.
+        `{"samples": [...]}` becomes a list of such objects, and `{"keywords": {...}}` gives the arguments by name.
 
         Raises:
             LoadError: A worker cannot import the function.

@@ -177,7 +177,14 @@ class GRPOModule(EvaluatingModule):
         if isinstance(data, TaskData):
             self.read_questions(data, stage, trainer)
         longest = self.explorer.sampler.longest(self.sampling)
-        run = Run(trainer.strategy.root_device, self.policy.tokenizer, longest, trainer.global_rank)
+        run = Run(
+            trainer.strategy.root_device,
+            self.policy.tokenizer,
+            longest,
+            trainer.global_rank,
+            getattr(data, "chat", False),
+            lambda: int(trainer.global_step),
+        )
         evaluations = self.evaluations.values() if _validates(stage, trainer) else ()
         # The scorer of a validation holds the rewards of training too.
         for scorer in [evaluation.scorer for evaluation in evaluations] or [self.explorer.scorer]:

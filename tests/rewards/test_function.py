@@ -80,6 +80,9 @@ def of_trl(completions, **kwargs):
 def of_trl_with_prompts(prompts, completions, **kwargs):
     return [1.0] * len(prompts)
 
+def of_two(sample, level):
+    return 1.0
+
 def misreads(sample):
     return sample.completion
 
@@ -233,10 +236,15 @@ def test_a_function_of_samples_gets_those_of_a_prompt_together(make, function, c
 @pytest.mark.parametrize(
     ("name", "takes"), [("of_trl", "completions"), ("of_trl_with_prompts", "prompts, completions")]
 )
-def test_the_arguments_of_trl_are_refused_with_what_to_write(make, name, takes):
+def test_the_arguments_of_trl_are_refused_with_the_class_to_write(make, name, takes):
     reward = make(name)
-    with pytest.raises(UsageError, match=rf"takes \({takes}\). Write `def f\(sample\)`.*`def f\(samples\)`"):
+    with pytest.raises(UsageError, match=rf"takes \({takes}\), as TRL's .*\{{class_path: TRLReward, .*:{name}\}}\}}$"):
         reward.read_questions([])
+
+
+def test_other_arguments_are_refused_with_what_to_write(make):
+    with pytest.raises(UsageError, match=r"takes \(sample, level\). Write `def f\(sample\)`.*`def f\(samples\)`"):
+        make("of_two").read_questions([])
 
 
 def test_a_function_is_tried_before_the_run(make, caplog):

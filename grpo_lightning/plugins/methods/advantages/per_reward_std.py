@@ -31,6 +31,10 @@ class PerRewardStd(GroupStd):
         if valid.any():
             estimate = super().estimate
             num_groups = int(group.max()) + 1
-            normalised = [estimate(value, group, num_groups) for value in rewards.value[:, valid]]
-            advantage[valid] = over_batch(weighted_sum(rewards.weight, torch.stack(normalised)), self.advantage_eps)
+            # A reward is normalised over the completions that it applies to, and adds nothing to the others.
+            normalised = torch.zeros_like(rewards.value[:, valid])
+            for row, value in enumerate(rewards.value[:, valid]):
+                applies = ~value.isnan()
+                normalised[row, applies] = estimate(value[applies], group[applies], num_groups)
+            advantage[valid] = over_batch(weighted_sum(rewards.weight, normalised), self.advantage_eps)
         return per_element(advantage.float(), rewards.lengths)
