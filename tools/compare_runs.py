@@ -6,12 +6,12 @@ not know how many differences are looked at: of twenty without effect one is mar
 
 x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (sum of time/step: without validation) or
 `tokens` (sum of rollout/tokens). The last value and the mean are taken where all runs of all arms have been: from the
-latest first x to the earliest last x, with straight lines between the points. So with `seconds` the last value is
-the one at equal time.
+latest first x to the earliest last x, of measured points alone. So with `seconds` the last value is the last one
+before equal time.
 
 A value that is not finite is a gap. A run whose statistic meets one does not count for it. The cell then shows n, the
-number of seeds left, as it does where a run lacks the metric. Where not every run reaches a threshold, the cell is
-the mean of those that did and how many they were, without interval and difference.
+number of seeds left, as it does where a run lacks the metric. Where not every run reaches a threshold, the cell is a
+lower bound, the mean with the last x of those that did not, and how many did, without interval and difference.
 """
 
 import math
@@ -73,14 +73,14 @@ def markdown(table: ComparisonTable) -> str:
     if others:
         legend += f" “vs. {first}” is the difference seed by seed; \\* marks those whose interval excludes 0."
     if any(math.inf in cell.values.values() for cells in table.cells.values() for cell in cells):
-        legend += " “(k of n)”: only k of n runs reached the threshold; the number is their mean."
+        legend += " “≥ (k of n)”: only k of n runs reached the threshold; the others count with their last x."
     return "\n".join([*lines, legend, ""])
 
 
 def band(curves: Sequence[Curve]) -> tuple[Array, Array, Array]:
     """Of several seeds at each exploration step: mean x, mean y, half-width; 0 where no interval is drawn."""
     points = means(curves)
-    halves = [y.half if y.n >= ENOUGH else 0.0 for _, y in points]
+    halves = [y.reach if y.n >= ENOUGH else 0.0 for _, y in points]
     return np.array([x for x, _ in points]), np.array([y.mean for _, y in points]), np.array(halves)
 
 

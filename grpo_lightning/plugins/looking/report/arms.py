@@ -4,15 +4,19 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count as count_from
 from pathlib import Path
+from typing import Any
 
 from grpo_lightning.disk import whole_files
+from grpo_lightning.plugins.looking.report.arm_comparison import ComparisonTable, Metric, compare
 from grpo_lightning.plugins.looking.run_files import run_configs as configs
 from grpo_lightning.plugins.looking.run_files.run_configs import Config
+from grpo_lightning.plugins.looking.run_files.run_graders import grader_of, rewards_of
 from grpo_lightning.plugins.looking.run_files.run_scalars import EVENTS, TABLE, Scalars, read_scalars
+from grpo_lightning.plugins.looking.run_files.run_validations import VALIDATIONS, ValuesByQuestion, read_validations
 from grpo_lightning.types import UsageError, require
 
 
@@ -32,6 +36,8 @@ class ReportedRun:
     """The name of the arm by the folders; None if the configuration decides."""
     changes: Sequence[str] = ()
     """A text for each later start with other options."""
+    questions: Mapping[str, ValuesByQuestion] = field(default_factory=dict)
+    """The values of each validation question by scalar; empty for a run of an earlier version."""
 
     @property
     def steps(self) -> int:
@@ -41,6 +47,18 @@ class ReportedRun:
     def total(self, name: str) -> float:
         """Returns the sum of a scalar over the steps."""
         return math.fsum(value for _, value in self.scalars.get(name, []) if math.isfinite(value))
+
+
+GRADED = r"val/([\w-]+/)?(greedy|(avg|pass|maj)@\d+|ci95)"
+"""Scalars that hold what the grader of validation decides."""
+
+
+REASONS = {
+    "another grader": "are graded differently",
+    "other rewards": "are trained with different rewards",
+    "other questions": "answer different validation questions",
+}
+"""What the notes say of the reasons why there is no difference."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,57 @@ class Arm:
     def shown(self, key: str) -> str:
         """Returns the value of a key, or the values of the runs if they differ; a dash for a run without the key."""
         return " / ".join(dict.fromkeys(configs.value_of(run.config or {}, key) for run in self.runs.values()))
+
+    def obstacle(self, base: "Arm", name: str) -> str:
+        """Returns why a scalar does not compare with the same scalar of another arm; empty if it does."""
+        configs_by_arm = [[run.config or {} for run in arm.runs.values()] for arm in (self, base)]
+        if re.fullmatch(GRADED, name):
+            return "another grader" if _differ(*(map(grader_of, of_arm) for of_arm in configs_by_arm)) else ""
+        if not re.fullmatch(r"reward/.+|val/([\w-]+/)?reward", name):
+            return ""
+        rewards: list[list[Any]] = [[*map(rewards_of, of_arm)] for of_arm in configs_by_arm]
+        if single := re.fullmatch(r"reward/([^/]+)/.+", name):  # it is logged without its weight
+            rewards = [
+                [{**run.get(single[1], {}), "weight": None} for run in of_arm if single[1] in run] for of_arm in rewards
+            ]
+        return "other rewards" if _differ(*rewards) else ""
+
+
+def compare_arms(arms: Sequence[Arm], metrics: Sequence[Metric], axis: str) -> ComparisonTable:
+    """Compares arms along an axis, by seed and question, where nothing speaks against it; the first is the base."""
+    arm_by_name = {arm.name: arm for arm in arms}
+    return compare(
+        {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in arms},
+        metrics,
+        axis,
+        {arm.name: {seed: run.questions for seed, run in arm.runs.items()} for arm in arms},
+        lambda name, scalar: arm_by_name[name].obstacle(arms[0], scalar),
+    )
+
+
+def reservations(arms: Sequence[Arm], comparisons: Sequence[ComparisonTable]) -> list[str]:
+    """Returns a text for each reason why differences are missing, or pair seeds alone.
+
+    Args:
+        arms: The arms; the first is the base.
+        comparisons: The tables that the notes stand above.
+    """
+    names_by_reason: dict[tuple[str, str], list[str]] = {}
+    for comparison in comparisons:
+        for arm, cells in comparison.cells.items():
+            for label, cell in zip(comparison.labels, cells, strict=True):
+                if cell.reason in REASONS:
+                    names_by_reason.setdefault((arm, cell.reason), []).append(re.split("[ ,]", label)[0])
+    notes = [
+        f"{arm} and {arms[0].name} {REASONS[reason]}: no difference in {', '.join(dict.fromkeys(scalars))}"
+        for (arm, reason), scalars in names_by_reason.items()
+    ]
+    without = [str(run.folder) for arm in arms for run in arm.runs.values() if not run.questions]
+    are_graded = any(label.startswith("val/") for comparison in comparisons for label in comparison.labels)
+    if without and are_graded and len(arms) > 1:
+        folders = ", ".join(without[:3]) + (f" and {len(without) - 3} more" if len(without) > 3 else "")
+        notes.append(f"no {VALIDATIONS} in {folders}: differences pair seeds there, but not questions")
+    return notes
 
 
 def read_runs(arguments: Sequence[Path | str]) -> list[ReportedRun]:
@@ -93,11 +162,12 @@ def read_run(folder: Path, arm: str | None = None) -> ReportedRun:
     require(bool(scalars), f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
     raw = configs.read_config(folder / "config.yaml")
     if raw is None:
-        return ReportedRun(folder, scalars, None, folder.name, arm)
+        return ReportedRun(folder, scalars, None, folder.name, arm, questions=read_validations(folder))
     seed = raw.get("seed_everything")
     name = folder.name if isinstance(seed, bool) or not isinstance(seed, int) else str(seed)
     starts = configs.starts_of(folder, raw)
-    return ReportedRun(folder, scalars, configs.merged(starts), name, arm, configs.changes_of(starts))
+    changes = configs.changes_of(starts)
+    return ReportedRun(folder, scalars, configs.merged(starts), name, arm, changes, read_validations(folder))
 
 
 def arms_of(runs: Sequence[ReportedRun]) -> list[Arm]:
@@ -149,6 +219,12 @@ def _split(group: list[ReportedRun]) -> list[list[ReportedRun]]:
 
 def _repeats(runs: Sequence[ReportedRun]) -> bool:
     return len({run.seed for run in runs}) < len(runs)
+
+
+def _differ(values: Iterable[Any], base_values: Iterable[Any]) -> bool:
+    """Returns True if two arms have other values, of the runs in which they are known."""
+    texts = [{json.dumps(value, sort_keys=True, default=str) for value in of if value} for of in (values, base_values)]
+    return all(texts) and texts[0] != texts[1]
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:

@@ -23,7 +23,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     Metric,
     with_interval,
 )
-from grpo_lightning.plugins.looking.report.arms import Arm, ReportedRun
+from grpo_lightning.plugins.looking.report.arms import Arm, ReportedRun, compare_arms, reservations
 from grpo_lightning.plugins.looking.report.charts import CurveFigure, Point, Series, XAxis, outside
 from grpo_lightning.plugins.looking.report.report_tables import ReportTable, tables_of
 from grpo_lightning.plugins.looking.run_files.run_configs import Config, differing, primary
@@ -96,7 +96,7 @@ class Report:
         few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
         if few and len(runs) > 1:
             notes.append(
-                f"fewer than {ENOUGH} seeds: {few}. No interval is drawn, and the seeds alone may make the difference"
+                f"fewer than {ENOUGH} seeds: {few}. No band is drawn, no difference marked: seeds alone may make it"
             )
         notes += [f"{run.folder} {change}" for run in runs for change in run.changes]
         num_steps = max(run.steps for run in runs)
@@ -113,7 +113,7 @@ class Report:
             for arm in compared_arms
             if not arm.runs.keys() & base.runs.keys()
         ]
-        return notes
+        return notes + reservations(self.arms, [compare_arms(self.arms, self.metrics, axis) for axis in self.axes])
 
     def differences(self) -> list[tuple[str, bool, list[str]]]:
         """Returns the keys that differ, whether each is due to another, and its values by arm."""
@@ -141,12 +141,12 @@ class Report:
 
     def tables(self) -> list[ReportTable]:
         """Returns the tables along all axes."""
-        by_axis = (comparison.compare(self.scalars, self.metrics, axis) for axis in self.axes)
+        by_axis = (compare_arms(self.arms, self.metrics, axis) for axis in self.axes)
         return [table for compared in by_axis for table in tables_of(compared, self.metrics)]
 
     def _axis(self, axis: str) -> dict[str, Any]:
         """Returns the figures and the tables along an axis, and how many differences are tested and marked there."""
-        table = comparison.compare(self.scalars, self.metrics, axis)
+        table = compare_arms(self.arms, self.metrics, axis)
         differences = [cell.difference for cells in table.cells.values() for cell in cells]
         tested = [difference for difference in differences if difference and math.isfinite(difference.half)]
         return {
@@ -198,7 +198,7 @@ def series_of(number: int, name: str, curve_by_seed: Mapping[str, Curve], x_labe
         name,
         number,
         mean=[[(x, y.mean) for x, y in piece] for piece in complete],
-        band=[[(x, y.mean - y.half, y.mean + y.half) for x, y in piece] for piece in bands],
+        band=[[(x, y.mean - y.reach, y.mean + y.reach) for x, y in piece] for piece in bands],
         seeds={seed: _pieces(curve) for seed, curve in curve_by_seed.items()},
         labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in complete for x, y in piece},
     )

@@ -69,7 +69,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     table = f"prints the tables in this format instead of writing a page; with a folder they are {TABLE_FILE}.* there"
     add("--table", choices=FORMATS, help=table)
     add("--base", metavar="ARM", help="the configuration that the others are compared with, by its name on the page")
-    metrics = "scalars: name (last value and mean), name:last, name:mean, name>=number, name<=number"
+    metrics = "scalars: name (last value and mean), name:last, name:last3, name:mean, name>=number, name<=number"
     add("--metrics", nargs="+", default=[], help=metrics)
     add("--x", nargs="+", choices=AXES, default=["step"], help="a set of curves and a table for each")
     return parser.parse_args(arguments)

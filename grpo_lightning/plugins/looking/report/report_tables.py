@@ -1,21 +1,20 @@
 """The tables of a report as plain data: texts in rows, which any format can take."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from grpo_lightning.plugins.looking.pages.markup import counted
 from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     Cell,
     ComparisonTable,
     Estimate,
     Metric,
-    shown,
+    value_of,
     with_interval,
 )
-
-HEADS = {"last": "last value", "mean": "mean of the curve"}
-"""The columns' heads by statistic; the head for a threshold is `reached after`."""
 
 
 @dataclass(frozen=True)
@@ -82,40 +81,74 @@ def tables_of(comparison: ComparisonTable, metrics: Sequence[Metric]) -> list[Re
 
 
 def _table(comparison: ComparisonTable, metrics: Sequence[Metric], columns: Sequence[int]) -> ReportTable:
-    base, *compared_arms = comparison.cells
-    heads = list(dict.fromkeys(HEADS.get(metrics[index].statistic, "reached after") for index in columns))
+    heads = list(dict.fromkeys(_head(metrics[index]) for index in columns))
     # The metrics of a row by its name and scope, and there by head.
     index_by_head: dict[tuple[str, str], dict[str, int]] = {}
     for index in columns:
         metric = metrics[index]
         sign = {">=": f" ≥ {metric.threshold:g}", "<=": f" ≤ {metric.threshold:g}"}.get(metric.statistic, "")
         until = "" if sign else f"up to {comparison.labels[index].rpartition(' ')[2]} "
-        name = (metric.name + sign, until + AXES[comparison.axis])
-        index_by_head.setdefault(name, {})[HEADS.get(metric.statistic, "reached after")] = index
+        row_name = (metric.name + sign, until + AXES[comparison.axis])
+        index_by_head.setdefault(row_name, {})[_head(metric)] = index
+
+    base, *compared_arms = comparison.cells
     rows = []
     for (name, scope), indices in index_by_head.items():
         for arm_index, (arm, cells) in enumerate(comparison.cells.items()):
             texts: list[TableCell] = []
             for head in heads:
                 cell = cells[indices[head]] if head in indices else None
-                texts.append(_value(cell))
-                texts += [_difference(None if arm == base else cell)] if compared_arms else []
+                texts.append(_value(cell) if cell else TableCell(""))
+                if compared_arms:
+                    texts.append(_difference(cell) if cell and arm != base else TableCell(""))
             rows.append(TableRow(name, scope, arm, arm_index, len(cells[0].values), tuple(texts)))
     header = [text for head in heads for text in ([head, f"vs. {base}"] if compared_arms else [head])]
     return ReportTable(tuple(header), tuple(rows))
 
 
-def _value(cell: Cell | None) -> TableCell:
-    if cell is None:
-        return TableCell("")
+def _head(metric: Metric) -> str:
+    """Returns the head of a metric's column."""
+    if metric.is_threshold:
+        return "reached after"
+    if metric.statistic == "mean":
+        return "mean of the curve"
+    return "last value" if metric.num_points == 1 else f"mean of the last {metric.num_points}"
+
+
+def _value(cell: Cell) -> TableCell:
     values = ", ".join(f"seed {seed}: {value:.4g}" for seed, value in cell.values.items())
-    return TableCell(shown(cell), values=values, estimate=cell.estimate)
+    if math.isfinite(cell.at_least):
+        return TableCell(
+            value_of(cell),
+            f"{cell.estimate.n} of {counted(len(cell.values), 'seed')} reached it",
+            values,
+            estimate=cell.estimate,
+        )
+    if cell.estimate.n == 0:
+        return TableCell("–", "nothing measured up to there", values)
+    basis = _basis(cell.estimate, len(cell.values))
+    if cell.steps:
+        first_step, last_step = cell.steps[0], cell.steps[-1]
+        basis += f", step {last_step}" if first_step == last_step else f", steps {first_step} to {last_step}"
+    return TableCell(value_of(cell), basis, values, estimate=cell.estimate)
 
 
-def _difference(cell: Cell | None) -> TableCell:
-    if cell is None:
-        return TableCell("")
+def _difference(cell: Cell) -> TableCell:
     difference = cell.difference
-    if difference is None or difference.n == 0:
-        return TableCell("–")
-    return TableCell(with_interval(difference, "+"), is_marked=difference.excludes_zero, estimate=difference)
+    if difference is None:
+        return TableCell("–", cell.reason)
+    basis = _basis(difference, difference.n)
+    if math.isfinite(difference.unpaired_half) and math.isfinite(difference.half):
+        gain = difference.unpaired_half / difference.half
+        basis += f"; unpaired ± {difference.unpaired_half:.2g}, {gain:.1f} times as wide"
+    return TableCell(with_interval(difference, "+"), basis, is_marked=difference.excludes_zero, estimate=difference)
+
+
+def _basis(estimate: Estimate, num_seeds: int) -> str:
+    """Returns the number of seeds and questions of an estimate, and why it has no interval or no mark."""
+    seeds = counted(num_seeds, "seed")
+    seeds = seeds if estimate.n == num_seeds else f"{estimate.n} of {seeds}"
+    seeds += f" × {estimate.num_questions} questions" if estimate.num_questions else ""
+    if estimate.n > 1 and math.isnan(estimate.half):
+        return f"{seeds}, all equal"
+    return seeds

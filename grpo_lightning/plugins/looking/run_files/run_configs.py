@@ -166,8 +166,17 @@ def merged(starts: Sequence[tuple[int, Config]], shown: Callable[[Any], str] = s
 
 
 def value_of(options: Config, key: str, shown: Callable[[Any], str] = shown) -> str:
-    """Returns the value of an option as text; a dash if it is absent."""
-    return shown(options[key]) if key in options else "–"
+    """Returns the value of an option as text.
+
+    Of an absent option it returns the list of the classes below it, or a dash with the class that does not list it.
+    """
+    if key in options:
+        return shown(options[key])
+    if items := [shown(options[item]) for item in options if re.fullmatch(rf"{re.escape(key)}\.\d+", item)]:
+        return f"[{', '.join(items)}]"
+    parents = [key[: match.start()] for match in re.finditer(r"\.", key)]
+    parent = next((parent for parent in reversed(parents) if isinstance(options.get(parent), str)), None)
+    return f"– ({shown(options[parent])} does not list it)" if parent else "–"
 
 
 def changed(old: Config, new: Config) -> list[str]:

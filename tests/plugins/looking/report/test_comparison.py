@@ -52,16 +52,52 @@ def test_axes_of_time_and_tokens():
 
 
 def test_at_equal_time():
-    # The slow arm is better at equal steps; when the fast one ends, at 4 seconds, it is between its steps 1 and 2.
-    fast, slow = scalars([0.0, 0.1, 0.2, 0.3]), scalars([0.0, 0.4, 0.8, 1.0], seconds=3.0)
+    # The slow arm is better at equal steps; when the fast one ends, at 4 seconds, it has made one step of 3 seconds.
+    fast, slow = scalars([0.0, 0.1, 0.2, 0.3]), scalars([0.2, 0.4, 0.8, 1.0], seconds=3.0)
     arms = {"fast": arm(fast), "slow": arm(slow)}
     assert cell(arms, "val/x", "slow").difference.mean == pytest.approx(0.7)
     at_equal_time = cell(arms, "val/x", "slow", "seconds")
-    assert at_equal_time.estimate.mean == pytest.approx(0.4 / 3)
-    assert at_equal_time.difference.mean == pytest.approx(0.4 / 3 - 0.3)
-    # From 3 to 4 seconds: 0.2 to 0.3, and 0 to 0.4/3.
+    assert at_equal_time.estimate.mean == 0.2 and at_equal_time.steps == [1]
+    assert at_equal_time.difference.mean == pytest.approx(0.2 - 0.3)
+    # From 3 to 4 seconds: the mean of 0.2 and 0.3, and the only point.
     assert cell(arms, "val/x:mean", "fast", "seconds").estimate.mean == pytest.approx(0.25)
-    assert cell(arms, "val/x:mean", "slow", "seconds").estimate.mean == pytest.approx(0.2 / 3)
+    assert cell(arms, "val/x:mean", "slow", "seconds").estimate.mean == 0.2
+
+
+def test_a_last_value_was_measured():
+    """Validations at other steps than the end of the shorter run."""
+    sparse = {"val/x": [(-1, 0.375), (5, 0.797)]}
+    short = {"val/x": [(-1, 0.375), (2, 0.5)]}
+    long = cell({"short": arm(short), "sparse": arm(sparse)}, "val/x", "sparse")
+    assert long.estimate.mean == 0.375 and long.steps == [0]
+    late = {"val/x": [(5, 0.797), (8, 0.9)]}
+    unmeasured = cell({"short": arm(short), "late": arm(late)}, "val/x", "late")
+    assert shown(unmeasured) == "–" and unmeasured.difference is None
+    assert unmeasured.reason == "nothing measured up to there"
+
+
+def test_the_mean_of_the_last_points():
+    arms = {"a": arm(scalars([0.0, 0.3, 0.6, 0.9])), "b": arm(scalars([0.5]))}
+    assert cell({"a": arms["a"]}, "val/x:last3", "a").estimate.mean == pytest.approx(0.6)
+    assert cell({"a": arms["a"]}, "val/x:last2", "a").estimate.mean == pytest.approx(0.75)
+    # There are no two points up to the end of the shorter run.
+    assert math.isnan(cell(arms, "val/x:last2", "b").estimate.mean)
+
+
+def test_the_mean_is_the_area_by_the_width():
+    run = {"val/x": [(-1, 0.0), (0, 0.4), (4, 0.8)]}
+    # Steps 0, 1 and 5: (0.2 * 1 + 0.6 * 4) / 5.
+    assert cell({"a": arm(run)}, "val/x:mean", "a").estimate.mean == pytest.approx(0.52)
+
+
+def test_equal_values_have_no_interval_and_two_seeds_no_mark():
+    base, other = arm(*(scalars([0.5]) for _ in range(3))), arm(*(scalars([0.25]) for _ in range(3)))
+    equal = cell({"a": base, "b": other}, "val/x", "b").difference
+    assert (equal.mean, equal.n) == (-0.25, 3) and math.isnan(equal.half) and not equal.excludes_zero
+    assert with_interval(equal, "+") == "-0.25"
+    two = arm(scalars([0.9]), scalars([0.9001]))
+    marked = cell({"a": arm(scalars([0.5]), scalars([0.5])), "b": two}, "val/x", "b").difference
+    assert 0 < marked.half < marked.mean and not marked.excludes_zero
 
 
 def test_threshold():
@@ -70,6 +106,10 @@ def test_threshold():
     assert cell(arms, "val/x>=0.5", "a").values == {"0": 2.0, "1": 1.0}
     assert cell(arms, "val/x>=0.5", "a", "seconds").values == {"0": 2.0, "1": 2.0}
     assert cell(arms, "val/x<=0.4", "a").values == {"0": 1.0, "1": math.inf}
+    # The run that never got there counts with its last x, 4.
+    censored = cell(arms, "val/x<=0.4", "a")
+    assert shown(censored) == "≥ 2.5 (1 of 2)" and censored.difference is None
+    assert cell(arms, "val/x<=0.4", "b").reason == "not all reached it"
     # Differences -1 and 1.
     assert cell(arms, "val/x>=0.5", "b").difference.mean == 0.0
 
@@ -87,9 +127,9 @@ def test_a_run_whose_value_is_nan_does_not_count():
 
 
 def test_numbers_have_the_digits_their_interval_allows():
-    estimates = [(0.95678, 0.00412), (12.346, 0.5), (1234.6, 60.0), (2.0, 0.0), (0.123456, math.nan), (2e-7, 3.14e-8)]
+    estimates = [(0.95678, 0.00412), (12.346, 0.5), (1234.6, 60.0), (0.123456, math.nan), (2e-7, 3.14e-8)]
     texts = [with_interval(Estimate(mean, half, 2)) for mean, half in estimates]
-    assert texts == ["0.9568 ± 0.0041", "12.35 ± 0.50", "1235 ± 60", "2 ± 0", "0.123", "2e-07 ± 3.1e-08"]
+    assert texts == ["0.9568 ± 0.0041", "12.35 ± 0.50", "1235 ± 60", "0.123", "2e-07 ± 3.1e-08"]
 
 
 def test_coarsened_by_hand():

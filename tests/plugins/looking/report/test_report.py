@@ -49,7 +49,7 @@ def text_of(page: str) -> str:
 def test_numbers_by_hand(experiment: Path) -> None:
     text = text_of(run(experiment, "--metrics", "val/avg@8:last"))
     # 0.5, 0.6, 0.7: 0.6 ± 4.3027 * 0.1 / √3; the differences are 0.1, 0.2, 0.3, which has the same half.
-    assert "plain 3 0.60 ± 0.25 twice 3 0.80 ± 0.50 +0.20 ± 0.25" in text
+    assert "plain 3 0.60 ± 0.25 3 seeds, step 2 twice 3 0.80 ± 0.50 3 seeds, step 2 +0.20 ± 0.25 3 seeds" in text
     assert "Of 1 difference to plain , 0 have" in text and "about 0.05 would have one by chance" in text
     assert "val/avg@8 up to 2 exploration steps" in text
 
@@ -75,8 +75,9 @@ def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
 def test_axes_and_thresholds(experiment: Path) -> None:
     text = text_of(run(experiment, "--metrics", "val/avg@8>=0.65", "val/avg@8", "--x", "step", "seconds", "tokens"))
     assert "Curves over sampled tokens" in text
-    assert "val/avg@8 ≥ 0.65 exploration steps plain 3 2 (1 of 3) twice 3 2 (2 of 3) –" in text
-    assert "val/avg@8 ≥ 0.65 sampled tokens plain 3 200 (1 of 3) twice 3 200 (2 of 3) –" in text
+    for axis, x in (("exploration steps", 2), ("sampled tokens", 200)):
+        cells = (f"≥ {x} 1 of 3 seeds reached it", f"≥ {x} 2 of 3 seeds reached it – not all reached it")
+        assert f"val/avg@8 ≥ 0.65 {axis} plain 3 {cells[0]} twice 3 {cells[1]}" in text
 
 
 def test_links_to_the_inspector_are_relative(experiment: Path) -> None:
