@@ -75,11 +75,11 @@ DISTRICTS = "rewards methods sources data engines compute console looking"
 PLUGINS: dict[str, set[str]] = {
     "compute.planning": {"compute.fast", "engines.native", "methods.distillation"},
     "console.display": {"looking.inspector", "looking.loggers", "looking.run_files"},
-    "data.conversations": {"data.benchmarks"},
+    "data.conversations": {"data.benchmarks", "data.images"},
     "engines.native": {"compute.fast"},
     "engines.vllm": {"engines.http", "engines.native"},
     "looking.export": {"console.mistakes", "looking.run_files"},
-    "looking.inspector": {"looking.pages", "looking.run_files"},
+    "looking.inspector": {"data.images", "looking.pages", "looking.run_files"},
     "looking.run_files": {"console.mistakes"},
     "looking.report": {"looking.inspector", "looking.pages", "looking.run_files"},
     "rewards.judge": {"engines.http"},

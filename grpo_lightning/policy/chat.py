@@ -22,14 +22,16 @@ def rendered(tokenizer: Any, messages: Sequence[Message], roles_of_parts: Sequen
 
     Args:
         tokenizer: The tokenizer with the template.
-        messages: The turns, with text as content.
+        messages: The turns, with text as content, or a list of parts where they show images.
         roles_of_parts: Roles whose content is written as a list of one part.
         options: Further arguments of `apply_chat_template`.
     """
     turns = []
     for turn in messages:
-        parts = [{"type": "text", "text": turn["content"]}]
-        turns.append(turn | {"content": parts} if turn["role"] in roles_of_parts else turn)
+        content = turn["content"]
+        if isinstance(content, str) and turn["role"] in roles_of_parts:
+            turn = turn | {"content": [{"type": "text", "text": content}]}
+        turns.append(turn)
     template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
     if "strftime_now" in template:
         # A macro takes the place of the clock. The text behind it keeps a line break at its beginning.
@@ -41,11 +43,16 @@ def rendered(tokenizer: Any, messages: Sequence[Message], roles_of_parts: Sequen
 
 def hidden(text: str, messages: Sequence[Message]) -> str | None:
     """Returns the first content that is missing in a rendered text; a template may trim contents, and nothing else."""
-    contents = [message["content"].strip() for message in messages]
+    contents = [text.strip() for message in messages for text in texts_of(message["content"])]
     # A template that expects text writes a list of parts as Python or JSON would.
     mark = "'type': 'text'"
     is_list = text.replace('"', "'").count(mark) > "".join(contents).replace('"', "'").count(mark)
     return next((content for content in contents if is_list or content not in text), None)
+
+
+def texts_of(content: Any) -> list[str]:
+    """Returns the texts of a message's content: the text itself, or that of each part that has one."""
+    return [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
 
 
 class Chat:

@@ -305,6 +305,7 @@ class Policy(nn.Module):
         else:
             save_adapter(self.model, Path(folder), self.path)
         self.tokenizer.save_pretrained(folder)
+        pretrained.copy_processor(self.path, Path(folder))
 
 
 def _count_version(policy: Policy, keys: Any) -> None:

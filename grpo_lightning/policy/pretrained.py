@@ -1,5 +1,6 @@
 """Reads models, tokenizers and configurations that `save_pretrained` wrote."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,13 @@ from grpo_lightning.packaged import packaged
 from grpo_lightning.types import UsageError, require
 
 FIX = "Give a folder made by save_pretrained (config.json, weights, tokenizer), a hub id, or grpo_lightning:tiny_policy"
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""What a processor of images has beside its tokenizer."""
 
 
 def load(auto_class: Any, path: str, key: str, **kwargs: Any) -> Any:
@@ -94,6 +102,16 @@ def location(path: str) -> str:
     """Returns the model's name for other programs: its folder from the root, or the hub id as it is."""
     folder = Path(packaged(path)).expanduser()
     return str(folder.resolve()) if folder.is_dir() else path
+
+
+def copy_processor(path: str, folder: Path) -> None:
+    """Copies the files of the processor of images at `path`, where the model sees, beside an exported model."""
+    from transformers.utils import cached_file
+
+    for name in PROCESSOR_FILES:
+        file = cached_file(location(path), name, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            shutil.copyfile(file, folder / name)
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from grpo_lightning.types import Message, Question, UsageError, at_least, requir
 
 ANSWER = "answer"
 """The column of gold answers, if the table has it and no other is set."""
+IMAGE = "<image>"
+"""Stands in a question, or in an earlier turn, for the next of its images."""
 
 
 class Table(Task):
@@ -27,18 +29,29 @@ class Table(Task):
             such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
         max_lines: Leave out rows whose answer column has more lines: the harder questions, where it holds worked
             solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and a line for the result.
+        images: Column that holds an image or a list of images: paths, bytes, or what `datasets` writes for its feature
+            `Image`. An image stands where the question says `<image>`, or before it. Empty: the questions are text.
         splits: The value of each split's argument; the subclass reads it in `_table`.
     """
 
     def __init__(
-        self, question: str, answer: str, answer_pattern: str, max_lines: int | None, **splits: str | None
+        self,
+        question: str,
+        answer: str,
+        answer_pattern: str,
+        max_lines: int | None,
+        images: str = "",
+        **splits: str | None,
     ) -> None:
         at_least("data.task.max_lines", max_lines, 1)
         self.question = question
         self.answer = answer
         self.answer_pattern = _compiled(answer_pattern)
         self.max_lines = max_lines
+        self.images = images
         self.splits = splits
+        self.folder = Path()
+        """Where the paths of images begin."""
 
     @abstractmethod
     def _table(self, split: Split, location: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
@@ -65,6 +78,11 @@ class Table(Task):
 
     def _question(self, source: str, row: Any, split: Split) -> Question:
         require(isinstance(row, dict), f"expected an object of columns and values, found {_kind(row)}")
+        cell = row.get(self.images) if self.images else None
+        if self.images:
+            self._check_column(row, "images", self.images)
+            # Rewards and records get an image's name alone.
+            row = row | {self.images: _names(cell)}
         try:
             json.dumps(row, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:
@@ -81,12 +99,25 @@ class Table(Task):
         metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
         if self.answer_pattern is not None and not lacks_answer:
             metadata.setdefault("solution", str(row[self.answer]))
-        return Question(last_turn["content"], answer, source, metadata, history)
+        images = tuple(_images(cell, self.folder)) or self._images_of_parts(row)
+        return Question(last_turn["content"], answer, source, metadata, history, images)
+
+    def _images_of_parts(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the images in the messages of a conversation."""
+        cell = row[self.question]
+        contents = [turn["content"] for turn in cell if isinstance(turn["content"], list)] if _is_chat(cell) else []
+        parts = [part for content in contents for part in content if part.get("type") == "image"]
+        images = [image for part in parts for image in _images(part.get("image") or part.get("path"), self.folder)]
+        if len(images) < len(parts):
+            raise UsageError(
+                f"column {self.question!r} shows an image: set data.task.images to the column that holds it"
+            )
+        return tuple(images)
 
     def _turns(self, row: dict[str, Any]) -> list[Message]:
         """Returns the turns up to the question: one turn if its column holds text, or a conversation's messages."""
         cell = row.get(self.question)
-        if not isinstance(cell, list) or not cell:
+        if not _is_chat(cell):
             return [Message(role="user", content=self._cell(row, "question", self.question))]
         try:
             return [Message(role=turn["role"], content=_text_of(turn["content"])) for turn in cell]
@@ -112,11 +143,7 @@ class Table(Task):
     @staticmethod
     def _cell(row: dict[str, Any], key: str, column: str) -> str:
         """Returns the text of a cell."""
-        if column not in row:
-            raise UsageError(
-                f"no column {column!r} (data.task.{key}={column!r}); there are "
-                f"{', '.join(map(repr, row)) or 'none'}: fix the row or set data.task.{key}"
-            )
+        Table._check_column(row, key, column)
         cell = row[column]
         name = f"column {column!r} (data.task.{key})"
         if key == "answer" and isinstance(cell, list) and all(isinstance(answer, str) for answer in cell):
@@ -126,13 +153,22 @@ class Table(Task):
             raise UsageError(f"{name} is {_kind(cell)}, expected text or a number")
         return str(cell)
 
+    @staticmethod
+    def _check_column(row: dict[str, Any], key: str, column: str) -> None:
+        """Raises UsageError if a row lacks a column."""
+        if column not in row:
+            raise UsageError(
+                f"no column {column!r} (data.task.{key}={column!r}); there are "
+                f"{', '.join(map(repr, row)) or 'none'}: fix the row or set data.task.{key}"
+            )
+
 
 class JsonPrompts(Table):
     r"""Reads questions from your files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
 
     All columns but the question and the answer go into the question's metadata; with a pattern the whole answer cell
     does too, as `solution`. Cells are used as they are written (CSV is all text); only the answer loses the white
-    space around it.
+    space around it. Paths of images begin at the folder of the file.
 
     Args:
         train: File to train on (.jsonl, .json, .csv or .parquet).
@@ -152,8 +188,11 @@ class JsonPrompts(Table):
         # Not None: YAML reads a leading # as a comment, and then the value as null.
         answer_pattern: str = "",
         max_lines: int | None = None,
+        images: str = "",
     ) -> None:
-        super().__init__(question, answer, answer_pattern, max_lines, train=train, val=val, test=test, predict=predict)
+        super().__init__(
+            question, answer, answer_pattern, max_lines, images, train=train, val=val, test=test, predict=predict
+        )
 
     def _table(self, split: Split, location: str | None) -> tuple[str, str, Iterable[tuple[int, Any]]]:
         if location is None:
@@ -165,6 +204,7 @@ class JsonPrompts(Table):
             raise UsageError(f"{key} {fault}: give the path of a file")
         ending = path.suffix.lower()
         require(ending in READERS, f"{key}: the ending {path.suffix!r} is not one of {', '.join(READERS)}")
+        self.folder = path.parent
         return str(path), path.name, READERS[ending](path)
 
 
@@ -187,9 +227,36 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
     return compiled
 
 
+def _is_chat(cell: Any) -> bool:
+    return isinstance(cell, list) and bool(cell)
+
+
 def _text_of(content: Any) -> str:
-    """Returns the text of a message's content, which may be a list of parts with a text each."""
-    return content if isinstance(content, str) else "".join(text_part["text"] for text_part in content)
+    """Returns the text of a message's content, which may be a list of parts with a text each, or an image."""
+    if isinstance(content, str):
+        return content
+    return "".join(IMAGE if part.get("type") == "image" else part["text"] for part in content)
+
+
+def _images(cell: Any, folder: Path) -> Iterator[Any]:
+    """Yields the images of a cell in their order: paths, or what it holds."""
+    if isinstance(cell, list):
+        for item in cell:
+            yield from _images(item, folder)
+    elif isinstance(cell, dict):
+        # Written by `datasets`; the path tells nothing if there are bytes.
+        yield from _images(cell.get("bytes") or cell.get("path"), folder)
+    elif isinstance(cell, str) and cell.strip():
+        yield folder / Path(cell).expanduser()
+    elif cell is not None and not isinstance(cell, str):
+        yield cell
+
+
+def _names(cell: Any) -> Any:
+    """Returns the paths in a cell of images; None for an image without a path."""
+    if isinstance(cell, list):
+        return [_names(item) for item in cell]
+    return cell.get("path") if isinstance(cell, dict) else cell if isinstance(cell, str) else None
 
 
 def is_missing(cell: Any) -> bool:

@@ -160,6 +160,8 @@ class GRPOModule(EvaluatingModule):
         if not hasattr(data, "train_loader"):
             raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
+        engine = self.explorer.engine
+        data.text_engine = "" if getattr(engine, "reads_images", True) else type(engine).__name__
         self.evaluation.set_grader(self.validation.grader or data.task.grader)
         if self.validation.correct is None:
             self.explorer.scorer.grade_by(self.evaluation.grader)

@@ -144,6 +144,8 @@ class TaskData(L.LightningDataModule, Observer):
         """Makes samples of the engine's completions."""
         self.validations: Mapping[str, Any] = {}
         """Validations on other data, by name: each has `evaluation(explorer, sampling)` and `loader(name)`."""
+        self.text_engine = ""
+        """The class of the run's engine, if it reads no images."""
         self.train_loader: Iterable[Minibatch] | None = None
         """Yields the minibatches of `fit`; the loop sets it."""
         self._policy: Policy | None = None
@@ -213,8 +215,9 @@ class TaskData(L.LightningDataModule, Observer):
             # `prompt` refuses some ids. Tokenizing takes long, so only prompts that may have such ids are checked here.
             if row == 0 or may_lack_embeddings or text.rstrip().endswith(stop_tokens):
                 self.prompt(question, row)
-            # No tokenizer makes more tokens than there are bytes, but for a few special tokens.
-            if len(text.encode()) + 8 > max_prompt_tokens and (count := len(self.encode(text))) > max_prompt_tokens:
+            # No tokenizer makes more tokens than there are bytes, but for a few special tokens and those of images.
+            may_be_too_long = question.images or len(text.encode()) + 8 > max_prompt_tokens
+            if may_be_too_long and (count := self.num_tokens(question, text)) > max_prompt_tokens:
                 too_long[row] = count
         if not too_long:
             return questions
@@ -239,12 +242,12 @@ class TaskData(L.LightningDataModule, Observer):
 
     def render(self, question: Question) -> str:
         """Returns the text that the model reads."""
-        text = self.in_template(question)
+        turns = self.turns(question)
         history = question.history
         if not self.chat:
             if history:
                 raise UsageError(f"{question.source}: it is a conversation; set data.chat=true, which writes its turns")
-            return text + self.answer_prefix
+            return str(turns[-1]["content"]) + self.answer_prefix
         tokenizer = self.policy.tokenizer
         if self._chat is None or self._chat.tokenizer is not tokenizer:
             self._chat = Chat(
@@ -257,7 +260,11 @@ class TaskData(L.LightningDataModule, Observer):
         with naming(question.source):
             if self.system and any(turn["role"] == "system" for turn in history):
                 raise UsageError("it has a system turn of its own; leave data.system empty")
-            return self._chat.text([*history, Message(role="user", content=text)], self.answer_prefix)
+            return self._chat.text(turns, self.answer_prefix)
+
+    def turns(self, question: Question) -> list[Message]:
+        """Returns the turns of a prompt; the last is the question in the prompt template."""
+        return [*question.history, Message(role="user", content=self.in_template(question))]
 
     def in_template(self, question: Question) -> str:
         """Returns the question in the prompt template."""
@@ -275,10 +282,20 @@ class TaskData(L.LightningDataModule, Observer):
         tokenizer = self.policy.tokenizer
         return tokenizer.encode(text, add_special_tokens=False) if self.chat else prompt_ids(tokenizer, text)
 
+    def inputs(self, question: Question, text: str) -> tuple[list[int], dict[str, torch.Tensor] | None]:
+        """Returns the token ids of a rendered question, and the tensors of its images, of which there are none here."""
+        if question.images:
+            raise UsageError(f"{question.source}: it has images; PromptDataModule reads them")
+        return self.encode(text), None
+
+    def num_tokens(self, question: Question, text: str) -> int:
+        """Returns the number of tokens of a rendered question."""
+        return len(self.inputs(question, text)[0])
+
     def prompt(self, question: Question, id: int) -> Prompt:
         """Makes a question a prompt; `id` keys its random numbers."""
         text = self.render(question)
-        token_ids = self.encode(text)
+        token_ids, pixels = self.inputs(question, text)
         if not token_ids:
             raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
         policy = self.policy
@@ -297,7 +314,7 @@ class TaskData(L.LightningDataModule, Observer):
                 "another model. Take the one it was saved with, or model.resize_token_embeddings(len(tokenizer)), "
                 "and save both"
             )
-        return Prompt(id, text, token_ids, question, self.answer_prefix)
+        return Prompt(id, text, token_ids, question, self.answer_prefix, pixels)
 
     def ask(self, ids: range) -> list[Prompt]:
         """Returns this rank's prompts of the next training questions, which get the prompt ids `ids`.

@@ -235,7 +235,7 @@ def test_a_conversation_is_its_last_turn_and_those_before(tmp_path: Path, ending
         '[{"role": "user"}]',
         '[{"content": "a"}]',
         '[{"role": "user", "content": null}]',
-        '[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]',
+        '[{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "a"}]}]',
     ],
 )
 def test_a_conversation_of_another_form_is_refused(tmp_path: Path, messages: str):

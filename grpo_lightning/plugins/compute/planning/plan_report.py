@@ -212,9 +212,10 @@ class Planning(LightningCLI):
 
 
 def longest_prompt(data: TaskData, num_tried: int = 16) -> int:
-    """Returns the tokens of the longest prompt, among the `num_tried` questions with the longest texts."""
-    longest = sorted(chain(*data.questions.values()), key=lambda question: -len(question.text))[:num_tried]
-    return max((len(data.encode(data.render(question))) for question in longest), default=1)
+    """Returns the tokens of the longest prompt, among questions with images and the `num_tried` longest texts."""
+    longest = sorted(chain(*data.questions.values()), key=lambda question: -len(question.text))
+    tried = longest[:num_tried] + [question for question in longest[num_tried:] if question.images]
+    return max((data.num_tokens(question, data.render(question)) for question in tried), default=1)
 
 
 def process_bytes(kind: str) -> float:

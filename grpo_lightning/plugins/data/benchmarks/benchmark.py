@@ -115,6 +115,7 @@ class Benchmark:
     def load(self, policy: Policy, sampling: Sampling) -> None:
         """Reads the questions, once."""
         stage = "validate" if self.split == "val" else "test"
+        self.data.text_engine = self.run.text_engine
         try:
             self.data.load(stage, policy, self.sampling.over(sampling), self.scorer)
         except UsageError as error:

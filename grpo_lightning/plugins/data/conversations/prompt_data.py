@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.data.benchmarks.benchmark import Benchmark, connect
 from grpo_lightning.plugins.data.conversations.conversation_reward import EnvironmentReward
@@ -9,13 +11,14 @@ from grpo_lightning.plugins.data.conversations.conversations import Conversation
 from grpo_lightning.plugins.data.conversations.environment import Environment
 from grpo_lightning.plugins.data.conversations.instances import Limits
 from grpo_lightning.plugins.data.conversations.tools import ToolEnvironment
+from grpo_lightning.plugins.data.images.image_prompts import ImagePrompts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.reward import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.tasks.task import Task
 from grpo_lightning.training.task_data import QUESTION, TaskData
-from grpo_lightning.types import Prompt, Question, UsageError
+from grpo_lightning.types import Message, Prompt, Question, UsageError
 
 
 class PromptDataModule(TaskData):
@@ -76,6 +79,8 @@ class PromptDataModule(TaskData):
             environment = ToolEnvironment(environment)
         elif environment is None and isinstance(task, Environment):
             environment = task
+        self.image_prompts: ImagePrompts | None = None
+        """Writes images into prompts; None until a question has an image."""
         self.conversations: Conversations | None = None
         if environment is not None:
             if answer_prefix:
@@ -113,6 +118,11 @@ class PromptDataModule(TaskData):
         """Returns the text that the model sees; with an environment, the text of the question alone."""
         if self.conversations is None:
             return super().render(question)
+        if question.images:
+            raise UsageError(
+                f"{question.source}: it has images, and a conversation with an environment is text; leave out "
+                "data.environment, or the images"
+            )
         environment = self.conversations.environment
         environment.tools_for(question)  # refuses a question that names no class
         if question.history and not isinstance(environment, ToolEnvironment):
@@ -125,3 +135,29 @@ class PromptDataModule(TaskData):
             return super().prompt(question, id)
         text = self.render(question)
         return Prompt(id, text, self.encode(text), question)
+
+    def turns(self, question: Question) -> list[Message]:
+        """Returns the turns of a prompt, with the question's images in their places."""
+        turns = super().turns(question)
+        if not question.images:
+            return turns
+        if self.text_engine:
+            raise UsageError(
+                f"model.engine={self.text_engine}: {question.source} has images, and this engine reads text alone; use "
+                "NativeEngine or PlainEngine"
+            )
+        if self.image_prompts is None or self.image_prompts.encoder.tokenizer is not self.policy.tokenizer:
+            self.image_prompts = ImagePrompts(self.policy, self.chat)
+        return self.image_prompts.turns(question, turns)
+
+    def inputs(self, question: Question, text: str) -> tuple[list[int], dict[str, Tensor] | None]:
+        """Returns the token ids of a rendered question, and what the processor of the policy made of its images."""
+        if self.image_prompts is None or not question.images:
+            return super().inputs(question, text)
+        return self.image_prompts.inputs(question, text)
+
+    def num_tokens(self, question: Question, text: str) -> int:
+        """Returns the number of tokens of a rendered question, with those of its images."""
+        if self.image_prompts is None or not question.images:
+            return super().num_tokens(question, text)
+        return self.image_prompts.num_tokens(question, text)

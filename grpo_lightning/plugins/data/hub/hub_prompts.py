@@ -36,8 +36,11 @@ class HubPrompts(Table):
         answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
         revision: str | None = None,
         max_lines: int | None = None,
+        images: str = "",
     ) -> None:
-        super().__init__(question, answer, answer_pattern, max_lines, train=train, val=val, test=test, predict=predict)
+        super().__init__(
+            question, answer, answer_pattern, max_lines, images, train=train, val=val, test=test, predict=predict
+        )
         self.id = id
         self.config = config
         self.revision = revision
@@ -56,4 +59,9 @@ class HubPrompts(Table):
                 f"could not be loaded: {error.__cause__ or error}: fix the name, or download it first if this machine "
                 "is offline"
             ) from error
+        feature = rows.features.get(self.images)
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(self.images, datasets.Image(decode=False))
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            rows = rows.cast_column(self.images, datasets.List(datasets.Image(decode=False)))
         return f"{self.id}/{hub_split}", f"{self.id}/{hub_split}", enumerate(rows, 1)

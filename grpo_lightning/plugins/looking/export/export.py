@@ -79,6 +79,7 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        pretrained.copy_processor(str(policy["path"]), folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 

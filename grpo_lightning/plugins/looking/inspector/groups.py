@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.data.images.pictures import thumbnail
 from grpo_lightning.plugins.looking.inspector import record
 from grpo_lightning.plugins.looking.inspector.record import NUM_ALTERNATIVES, CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.plugins.looking.inspector.token_texts import decode, pieces_of, vocabulary_of
@@ -224,6 +225,7 @@ def group_record(
         update=update,
         completions=completions,
         vocabulary=vocabulary_of(tokenizer, [id for top in tops if top is not None for id in top.flatten().tolist()]),
+        images=[thumbnail(image, prompt.question.source) for image in prompt.question.images],
     )
 
 

@@ -222,6 +222,8 @@ class GroupRecord:
     """The completions; the greedy answer of a validation prompt first."""
     vocabulary: dict[int, str]
     """The text of each id in `top_before_ids` and `top_after_ids`."""
+    images: list[str] = field(default_factory=list)
+    """The images of the prompt at 256 pixels or fewer, as `data:` addresses of PNG or JPEG files."""
 
 
 @dataclass(slots=True)

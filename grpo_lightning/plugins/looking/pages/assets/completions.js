@@ -90,6 +90,7 @@ function drawHead(group, note) {
   return h("div", { class: "head" },
     h("h1", { dir: "ltr" }, oneLine(group.question, 400)),
     h("p", { class: "facts" }, h("span", {}, "gold ", h("b", {}, oneLine(group.gold, 80))), facts),
+    (group.images || []).filter((address) => address.startsWith("data:image/")).map((address) => h("img", { class: "shown", src: address, alt: "image of the prompt" })),
     h("details", {}, h("summary", {}, `prompt, ${plural(group.num_prompt_tokens, "token")}`), h("pre", { dir: "ltr" }, shown(group.prompt))));
 }
 
