@@ -1,0 +1,1 @@
+../red_squares.py
