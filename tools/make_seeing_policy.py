@@ -116,7 +116,7 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=updates, pct_start=0.15)
     start_id = processor.tokenizer.convert_tokens_to_ids("<answer>")
     model.train()
-    for update in range(updates):
+    for _ in range(updates):
         batch = rng.choices(questions, k=BATCH)
         answers = [answer_of(question, rng) + processor.tokenizer.eos_token for question in batch]
         inputs = inputs_of(processor, batch, answers)
