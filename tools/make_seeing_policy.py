@@ -22,7 +22,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
-from red_squares import PIXELS, SIDE, RedSquares
+from images import PIXELS, SIDE, RedSquares
 
 from grpo_lightning.types import Question
 

@@ -104,8 +104,7 @@ class Table(Task):
 
     def _images_of_parts(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the images in the messages of a conversation."""
-        cell = row[self.question]
-        contents = [turn["content"] for turn in cell if isinstance(turn["content"], list)] if _is_chat(cell) else []
+        contents = [turn["content"] for turn in self._messages(row) if isinstance(turn["content"], list)]
         parts = [part for content in contents for part in content if part.get("type") == "image"]
         images = [image for part in parts for image in _images(part.get("image") or part.get("path"), self.folder)]
         if len(images) < len(parts):
@@ -114,16 +113,21 @@ class Table(Task):
             )
         return tuple(images)
 
+    def _messages(self, row: dict[str, Any]) -> list[Any]:
+        """Returns the messages in the question's column; none if it holds something else."""
+        cell = row.get(self.question)
+        return cell if isinstance(cell, list) else []
+
     def _turns(self, row: dict[str, Any]) -> list[Message]:
         """Returns the turns up to the question: one turn if its column holds text, or a conversation's messages."""
-        cell = row.get(self.question)
-        if not _is_chat(cell):
+        messages = self._messages(row)
+        if not messages:
             return [Message(role="user", content=self._cell(row, "question", self.question))]
         try:
-            return [Message(role=turn["role"], content=_text_of(turn["content"])) for turn in cell]
+            return [Message(role=turn["role"], content=_text_of(turn["content"])) for turn in messages]
         except (TypeError, KeyError) as error:
             raise UsageError(
-                f"column {self.question!r} (data.task.question) is {str(cell)[:80]}: give text, or a list of "
+                f"column {self.question!r} (data.task.question) is {str(messages)[:80]}: give text, or a list of "
                 "{role, content} with text as content"
             ) from error
 
@@ -225,10 +229,6 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
             f"{key} has {compiled.groups} groups: give it one, ( ), around the answer, and write others as (?: )"
         )
     return compiled
-
-
-def _is_chat(cell: Any) -> bool:
-    return isinstance(cell, list) and bool(cell)
 
 
 def _text_of(content: Any) -> str:

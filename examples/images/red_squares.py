@@ -1,1 +1,0 @@
-../red_squares.py
