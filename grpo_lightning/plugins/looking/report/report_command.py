@@ -23,7 +23,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import AXES, SUMMED, M
 from grpo_lightning.plugins.looking.report.arms import Arm, arms_of, read_runs
 from grpo_lightning.plugins.looking.report.report import Report
 from grpo_lightning.plugins.looking.report.report_figures import check_folder, write_figures
-from grpo_lightning.plugins.looking.report.report_formats import FORMATS
+from grpo_lightning.plugins.looking.report.report_formats import ESCAPES, formatted
 from grpo_lightning.types import UsageError, require
 
 PAGE = "report.html"
@@ -67,7 +67,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     out_help = f"the page ({PAGE} by default), or a folder for it and its figures: each as SVG, PDF and CSV"
     add("-o", "--out", type=Path, help=out_help)
     table = f"prints the tables in this format instead of writing a page; with a folder they are {TABLE_FILE}.* there"
-    add("--table", choices=FORMATS, help=table)
+    add("--table", choices=ESCAPES, help=table)
     add("--base", metavar="ARM", help="the configuration that the others are compared with, by its name on the page")
     metrics = "scalars: name (last value and mean), name:last, name:last3, name:mean, name>=number, name<=number"
     add("--metrics", nargs="+", default=[], help=metrics)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(title, arms, metrics_of(options.metrics, sorted(logged)), options.x, page_path.parent.resolve())
 
     # A table is all that stands on standard output, so that it can go into a file.
-    tables = FORMATS[options.table](report.tables()) if options.table else ""
+    tables = formatted(report.tables(), options.table) if options.table else ""
     is_printed = bool(tables) and not has_figures
     messages = [f"note: {note}" for note in report.notes()]
     if has_figures:

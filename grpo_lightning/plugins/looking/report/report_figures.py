@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.disk import beside
-from grpo_lightning.plugins.looking.pages.markup import ASSETS, write_page
+from grpo_lightning.plugins.looking.pages.markup import write_page
 from grpo_lightning.plugins.looking.report.charts import (
     MOST_DOTS,
     CurveFigure,
@@ -20,68 +20,50 @@ from grpo_lightning.plugins.looking.report.charts import (
     value_ticks,
     y_range,
 )
-from grpo_lightning.plugins.looking.report.report import NUM_COLORS, Report
-from grpo_lightning.types import UsageError, require
+from grpo_lightning.plugins.looking.report.report import Report
+from grpo_lightning.types import require
 
-INCHES = (3.3, 2.2)
-"""The width and height of a figure: a column of a paper with two."""
-
-STYLE: dict[str, Any] = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 8,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,  # conferences refuse fonts of type 3
-    "svg.fonttype": "none",
-    "svg.hashsalt": "grpo report",
-    "text.parse_math": False,
-}
-"""Settings of matplotlib. The same runs give the same files."""
-
-METADATA: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""Ends of files, and what they should not say."""
-
-DASHES = ("-", "--", ":")
-"""Styles of lines: arms beyond the colours repeat them with dashes."""
+STYLE = Path(__file__).with_name("figures.mplstyle")
+"""Settings of matplotlib."""
 
 
 def check_folder(folder: Path) -> None:
     """Refuses a folder that no figures can be written to, before the runs are read."""
-    if find_spec("matplotlib") is None:
-        raise UsageError(
-            f"--out {folder}: figures need matplotlib. Install it with pip install 'grpo-lightning[figures]', or give "
-            f"the name of a page, such as {folder}.html"
-        )
+    require(
+        find_spec("matplotlib") is not None,
+        f"--out {folder}: figures need matplotlib. Install it with pip install 'grpo-lightning[figures]', or give the "
+        f"name of a page, such as {folder}.html",
+    )
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    is_open = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    is_open = existing.is_dir() and os.access(existing, os.W_OK)
     require(is_open, f"--out {folder}: nothing can be written to {existing}. Give another folder")
 
 
 def write_figures(folder: Path, report: Report) -> int:
     """Writes each figure of a report as SVG and PDF, and what it shows as CSV; returns the number of figures."""
-    figures = [(axis, figure) for axis in report.axes for figure in report.figures(axis) if not figure.is_empty]
-    stems: set[str] = set()
-    for axis, figure in figures:
-        stem = re.sub(r"\W+", "_", figure.name) + f"_over_{axis}"
-        while stem in stems:
-            stem += "_"
-        stems.add(stem)
+    figure_by_stem: dict[str, CurveFigure] = {}
+    for axis in report.axes:
+        for figure in (figure for figure in report.figures(axis) if not figure.is_empty):
+            stem = re.sub(r"\W+", "_", figure.name) + f"_over_{axis}"
+            while stem in figure_by_stem:
+                stem += "_"
+            figure_by_stem[stem] = figure
+    for stem, figure in figure_by_stem.items():
         write_page(folder / f"{stem}.csv", data_of(figure))
         draw(figure, folder / stem)
-    return len(figures)
+    return len(figure_by_stem)
 
 
 def data_of(figure: CurveFigure) -> str:
     """Returns what a figure shows as CSV: a row per point of the mean with its interval, and per point of a seed."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("arm", "seed", "x", "y", "low", "high"))
-    for arm in figure.series:
-        writer.writerows(_rows_of(arm))
+    rows = (row for arm in figure.series for row in rows_of(arm))
+    csv.writer(out, lineterminator="\n").writerows([("arm", "seed", "x", "y", "low", "high"), *rows])
     return out.getvalue()
 
 
-def _rows_of(arm: Series) -> Iterator[tuple[Any, ...]]:
+def rows_of(arm: Series) -> Iterator[tuple[object, ...]]:
+    """Yields the points of an arm's lines, with the ends of the band at those of the mean."""
     ends_by_x = {x: ends for piece in arm.band for x, *ends in piece}
     yield from ((arm.name, "mean", x, y, *ends_by_x.get(x, ("", ""))) for piece in arm.mean for x, y in piece)
     for seed, pieces in arm.seeds.items():
@@ -89,42 +71,40 @@ def _rows_of(arm: Series) -> Iterator[tuple[Any, ...]]:
 
 
 def draw(figure: CurveFigure, path: Path) -> None:
-    """Draws a figure into files named as `path`, with .svg and .pdf behind, in the colours of the page."""
+    """Draws a figure into files named as `path`, with .svg and .pdf behind."""
     # This import takes a second, which only figures need.
-    import matplotlib
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style = (ASSETS / "report.css").read_text(encoding="utf-8")
-    colors = re.findall(r"--c\d: (#\w+)", style)[:NUM_COLORS]
-    with matplotlib.rc_context(STYLE):
-        canvas = Figure(INCHES, layout="constrained")
+    with rc_context(fname=STYLE):
+        canvas = Figure()
         axes = canvas.add_subplot(xlabel=figure.axis.label, ylabel=figure.name)
         for arm in figure.series:
-            draw_arm(axes, arm, colors[arm.number % NUM_COLORS])
+            draw_arm(axes, arm)
         for threshold in figure.lines:
-            axes.axhline(threshold, color="gray", linestyle=(0, (2, 3)), linewidth=0.8)
-        ends = padded([figure.axis.low, figure.axis.high], 0.02)
-        axes.set_xlim(*ends)
-        axes.set_xticks(ticks(*ends, 6, figure.axis.is_count))
-        axes.set_ylim(*y_range(figure.series, figure.lines))
+            axes.axhline(threshold, color="gray", linestyle=":", linewidth=0.8)
+        axes.set_xlim(padded([figure.axis.low, figure.axis.high], 0.02))
+        axes.set_xticks(ticks(*axes.get_xlim(), 6, figure.axis.is_count))
+        axes.set_ylim(y_range(figure.series, figure.lines))
         axes.set_yticks(value_ticks(figure.series, figure.lines))
         if len(figure.series) > 1:
             axes.legend()
-        for ending, metadata in METADATA.items():
-            with beside(path.with_name(path.name + ending)) as partial:
-                canvas.savefig(partial, format=ending.removeprefix("."), metadata=metadata)
+        # The date would make equal files differ.
+        for ending, date in (("svg", "Date"), ("pdf", "CreationDate")):
+            with beside(path.with_name(f"{path.name}.{ending}")) as partial:
+                canvas.savefig(partial, format=ending, metadata={date: None})
 
 
-def draw_arm(axes: Any, arm: Series, color: str) -> None:
+def draw_arm(axes: Any, arm: Series) -> None:
     """Draws the band, the seeds and the mean of an arm, as the page does."""
-    dashes = DASHES[min(arm.number // NUM_COLORS, len(DASHES) - 1)]
+    from matplotlib import rcParams
+
+    styles = [*rcParams["axes.prop_cycle"]]
+    style = styles[arm.number % len(styles)]
     for piece in arm.band:
-        axes.fill_between(*zip(*piece, strict=True), color=color, alpha=0.13, linewidth=0)
+        axes.fill_between(*zip(*piece, strict=True), color=style["color"], alpha=0.13, linewidth=0)
     for piece in (piece for seed in arm.seeds.values() for piece in seed if len(arm.seeds) > 1):
-        axes.plot(*zip(*piece, strict=True), color=color, alpha=0.45, linewidth=0.6)
+        axes.plot(*zip(*piece, strict=True), color=style["color"], alpha=0.45, linewidth=0.6)
     marker = "o" if sum(map(len, arm.mean)) <= MOST_DOTS else ""
     for index, piece in enumerate(arm.mean):
-        label = "_" if index else arm.name
-        axes.plot(
-            *zip(*piece, strict=True), dashes, color=color, marker=marker, markersize=2, linewidth=1.2, label=label
-        )
+        axes.plot(*zip(*piece, strict=True), **style, marker=marker, label="_" if index else arm.name)

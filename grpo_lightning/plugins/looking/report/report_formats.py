@@ -1,126 +1,69 @@
-"""The tables of a report as Markdown, LaTeX or CSV; what such a file reads as syntax is escaped in all texts."""
+"""The tables of a report as Markdown, LaTeX or CSV: templates in pages/assets, and what such a file reads as syntax."""
 
-import csv
-import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from grpo_lightning.plugins.looking.report.report_tables import ReportTable, TableRow
+from grpo_lightning.plugins.looking.pages.markup import ASSETS
+from grpo_lightning.plugins.looking.report.report_tables import ReportTable
 
-MOST_COLUMNS = 8
-"""LaTeX's tables are split beyond: a page in portrait has no room for more."""
-
-CSV_COLUMNS = ("metric", "scope", "arm", "seeds", "statistic", "text", "value", "half_width", "n", "marked", "basis")
-"""The head of a table as CSV, which has a row per number."""
-
-
-def as_markdown(tables: Sequence[ReportTable]) -> str:
-    """Returns the tables for a README or a pull request, a row per metric and arm; marked differences are bold."""
-    texts = []
-    for table in tables:
-        rows = [
-            ["metric", "arm", "seeds", *map(_markdown, table.header)],
-            ["---", "---", *["--:"] * (1 + len(table.header))],
-        ]
-        rows += [
-            [_markdown(_label(row)), _markdown(row.arm), str(row.num_seeds), *_cells(row, _markdown, "**{}**")]
-            for row in table.rows
-        ]
-        texts.append("".join(f"| {' | '.join(row)} |\n" for row in rows))
-    return "\n".join(texts)
+MOST_CELLS = 6
+"""LaTeX's tables are split beyond so many columns, besides those of names and seeds: a page has no room for more."""
 
 
-def as_latex(tables: Sequence[ReportTable]) -> str:
-    """Returns the tables for a paper, as environments `tabular`; the document needs no package for them."""
-    texts = [_latex_characters()["head"]]
-    num_cells = MOST_COLUMNS - 2
-    for table in tables:
-        for start in range(0, len(table.header), num_cells):
-            texts.append("\n".join(_tabular(table, slice(start, start + num_cells))) + "\n")
-    return "\n".join(texts)
+def formatted(tables: Sequence[ReportTable], ending: str) -> str:
+    """Returns the tables as text; marked differences are bold, and CSV has a row per number.
 
-
-def as_csv(tables: Sequence[ReportTable]) -> str:
-    """Returns the numbers of the tables, unrounded, a row each."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for table in tables:
-        for row in table.rows:
-            statistic = ""
-            for head, cell in zip(table.header, row.cells, strict=True):
-                # A difference stands behind the statistic that it is of.
-                statistic = f"{statistic} {head}" if head.startswith("vs. ") else head
-                if cell.text:
-                    numbers = [cell.estimate.mean, cell.estimate.half, cell.estimate.n] if cell.estimate else [""] * 3
-                    context = [row.metric, row.scope, row.arm, row.num_seeds, statistic, cell.text]
-                    writer.writerow([*context, *numbers, int(cell.is_marked), cell.basis])
-    return out.getvalue()
-
-
-FORMATS: dict[str, Callable[[Sequence[ReportTable]], str]] = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
-"""Functions that write tables, by the end of the file's name."""
-
-
-def _label(row: TableRow) -> str:
-    return f"{row.metric} ({row.scope})"
-
-
-def _cells(row: TableRow, escape: Callable[[str], str], mark: str, columns: slice = slice(None)) -> Iterator[str]:
-    """Yields the escaped texts of a row's cells, with `mark` around those that are marked."""
-    for cell in row.cells[columns]:
-        text = escape(cell.text.replace("-", "\N{MINUS SIGN}"))
-        marked = mark.format(text) if cell.is_marked else text
-        yield f"{marked} ({escape(cell.basis)})" if cell.basis else marked
+    Args:
+        tables: The tables.
+        ending: A key of `ESCAPES`.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        finalize=lambda value: ESCAPES[ending](str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # Braces are LaTeX's.
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+    environment.filters["minus"] = lambda text: text.replace("-", "\N{MINUS SIGN}")
+    return environment.get_template(f"numbers.{ending}").render(tables=tables, most_cells=MOST_CELLS)
 
 
 def _markdown(text: str) -> str:
-    """Returns text in one line whose characters mean themselves."""
     return re.sub(r"([\\`*_|<\[\]])", r"\\\1", " ".join(text.split()))
 
 
-def _tabular(table: ReportTable, columns: slice) -> Iterator[str]:
-    """Yields the lines of a table with some of its columns of cells."""
-    header = ["", "seeds", *map(_latex, table.header[columns])]
-    yield rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
-    yield r"\toprule"
-    yield _latex_row(header)
-    yield r"\midrule"
-    # An arm alone needs no name: its rows have those of the metrics.
-    is_alone = len({row.arm for row in table.rows}) == 1
-    for rows in table.row_groups():
-        if not is_alone:
-            yield rf"\multicolumn{{{len(header)}}}{{l}}{{\textit{{{_latex(_label(rows[0]))}}}}} \\"
-        for row in rows:
-            name = _label(row) if is_alone else row.arm
-            yield _latex_row([_latex(name), str(row.num_seeds), *_cells(row, _latex, r"\textbf{{{}}}", columns)])
-    yield r"\bottomrule"
-    yield r"\end{tabular}"
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
 def _latex(text: str) -> str:
-    """Returns text for LaTeX; a letter that pdflatex cannot set becomes its number, such as U+4F60."""
-    characters = _latex_characters()
-    commands = characters["commands"]
-
-    def command(letter: str) -> str:
-        if letter in commands:
-            return str(commands[letter])
-        is_plain = (letter.isascii() and letter.isprintable()) or letter in characters["letters"]
-        return letter if is_plain else f"U+{ord(letter):04X}"
-
-    return "".join(map(command, text))
+    """Returns text for LaTeX; a character that pdflatex cannot set becomes its number, such as U+4F60."""
+    table = _latex_characters()
+    is_plain = re.compile(rf"[ -~{table['letters']}]")
+    return "".join(
+        table["commands"].get(character) or (character if is_plain.match(character) else f"U+{ord(character):04X}")
+        for character in text
+    )
 
 
 @cache
 def _latex_characters() -> dict[str, Any]:
     return dict(yaml.safe_load(Path(__file__).with_name("latex.yaml").read_text(encoding="utf-8")))
+
+
+def _csv(text: str) -> str:
+    return '"{}"'.format(text.replace('"', '""')) if re.search(r'[",\r\n]', text) else text
+
+
+ESCAPES = {"md": _markdown, "tex": _latex, "csv": _csv}
+"""Functions that return text whose characters mean themselves, by the end of the file's name."""

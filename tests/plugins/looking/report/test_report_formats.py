@@ -10,7 +10,7 @@ import yaml
 from helpers.curves import scalars, write
 
 from grpo_lightning.command.overview import answer
-from grpo_lightning.plugins.looking.report.report_formats import MOST_COLUMNS, as_latex, as_markdown
+from grpo_lightning.plugins.looking.report.report_formats import MOST_CELLS, formatted
 from grpo_lightning.plugins.looking.report.report_tables import ReportTable, TableCell, TableRow
 
 HOSTILE = (
@@ -81,7 +81,7 @@ def test_the_other_axes_have_tables_too(arms: Path, capsys: pytest.CaptureFixtur
     assert "exploration steps)" in text and "sampled tokens)" in text
 
 
-SYMBOLS = yaml.safe_load((Path(as_latex.__code__.co_filename).with_name("latex.yaml")).read_text(encoding="utf-8"))
+SYMBOLS = yaml.safe_load((Path(formatted.__code__.co_filename).with_name("latex.yaml")).read_text(encoding="utf-8"))
 
 
 def check_latex(text: str) -> list[list[list[str]]]:
@@ -134,21 +134,21 @@ def table_of(num_columns: int, arms: list[str], mark: bool = False) -> ReportTab
 
 
 def test_latex_escapes_what_it_would_read() -> None:
-    (table,) = check_latex(as_latex([table_of(2, ["[one]", HOSTILE, "*"], mark=True)]))
+    (table,) = check_latex(formatted([table_of(2, ["[one]", HOSTILE, "*"], mark=True)], "tex"))
     assert table[2][0] == "{[}one{]}" and table[2][2] == r"\textbf{$-$0 $\pm$ 1}"
     assert r"a\_b \& 50\% \#1 \$x\$ \{y\} \textbackslash{}z" in table[3][0].replace("\n", "")
     assert r"$\beta$=U+00BD $\geq$ U+4F60U+597D éU+1F600$-$" in table[3][0]
 
 
 def test_a_wide_table_of_latex_is_split() -> None:
-    tables = check_latex(as_latex([table_of(10, ["a", "b"])]))
-    assert [len(rows[0]) for rows in tables] == [MOST_COLUMNS, 2 + 10 - (MOST_COLUMNS - 2)]
+    tables = check_latex(formatted([table_of(10, ["a", "b"])], "tex"))
+    assert [len(rows[0]) for rows in tables] == [2 + MOST_CELLS, 2 + 10 - MOST_CELLS]
     assert [head for rows in tables for head in rows[0][2:]] == [f"head {index}" for index in range(10)]
     assert [rows[2][0] for rows in tables] == ["a", "a"]
 
 
 def test_markdown_escapes_what_it_would_read() -> None:
-    rows = as_markdown([table_of(1, [HOSTILE + "\nnext"])]).splitlines()
+    rows = formatted([table_of(1, [HOSTILE + "\nnext"])], "md").splitlines()
     assert len(rows) == 3
     cells = re.split(r"(?<!\\)\|", rows[2])
     assert len(cells) == 6 and cells[4] == " \N{MINUS SIGN}0 ± 1 "
