@@ -76,12 +76,17 @@ def _positive(half: float, mean: float) -> float:
     return half if half > 1e-9 * abs(mean) else math.nan
 
 
+def rounded(value: float, sign: str = "") -> str:
+    """Returns three significant digits, and from 1000 on all digits before the point: no column mixes in `3.12e+04`."""
+    return f"{value:{sign}.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:{sign}.3g}"
+
+
 def with_interval(estimate: Estimate, sign: str = "") -> str:
     """Returns mean ± half, with two digits of the half; three or four significant digits without an interval."""
     mean = estimate.mean
     half = estimate.half
     if not math.isfinite(half):
-        return f"{mean:{sign}.3g}"
+        return rounded(mean, sign)
     if half < 1e-5:
         return f"{mean:{sign}.3g} ± {half:.2g}"
     decimals = min(6, max(0, 1 - math.floor(math.log10(half))))
@@ -359,7 +364,7 @@ def _mismatch(
 def value_of(cell: Cell) -> str:
     """Returns the text of an arm's value; `≥` where runs count that never reached a threshold."""
     if math.isfinite(cell.at_least):
-        return f"≥ {cell.at_least:.3g}"
+        return f"≥ {rounded(cell.at_least)}"
     return with_interval(cell.estimate) if cell.estimate.n else "–"
 
 

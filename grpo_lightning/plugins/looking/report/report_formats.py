@@ -38,6 +38,9 @@ def formatted(tables: Sequence[ReportTable], ending: str) -> str:
         comment_start_string="<#",
         comment_end_string="#>",
     )
+    environment.filters["letter"] = lambda text, texts: (
+        chr(ord("a") + texts.index(text) % 26) * (texts.index(text) // 26 + 1)
+    )
     environment.filters["minus"] = lambda text: text.replace("-", "\N{MINUS SIGN}")
     return environment.get_template(f"numbers.{ending}").render(tables=tables, most_cells=MOST_CELLS)
 

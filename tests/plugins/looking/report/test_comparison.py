@@ -127,9 +127,16 @@ def test_a_run_whose_value_is_nan_does_not_count():
 
 
 def test_numbers_have_the_digits_their_interval_allows():
-    estimates = [(0.95678, 0.00412), (12.346, 0.5), (1234.6, 60.0), (0.123456, math.nan), (2e-7, 3.14e-8)]
+    estimates = [
+        (0.95678, 0.00412),
+        (12.346, 0.5),
+        (1234.6, 60.0),
+        (0.123456, math.nan),
+        (2e-7, 3.14e-8),
+        (31170.4, math.nan),
+    ]
     texts = [with_interval(Estimate(mean, half, 2)) for mean, half in estimates]
-    assert texts == ["0.9568 ± 0.0041", "12.35 ± 0.50", "1235 ± 60", "0.123", "2e-07 ± 3.1e-08"]
+    assert texts == ["0.9568 ± 0.0041", "12.35 ± 0.50", "1235 ± 60", "0.123", "2e-07 ± 3.1e-08", "31170"]
 
 
 def test_coarsened_by_hand():

@@ -63,7 +63,7 @@ def test_the_base_is_chosen_by_name(arms: Path, capsys: pytest.CaptureFixture[st
 
 def test_csv_has_every_number_unrounded(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--base", "plain", "--metrics", "val/avg@8:last", "val/avg@8>=0.75", "--table", "csv"]
-    rows = [*csv.DictReader(io.StringIO(printed(capsys, arms, *options)))]
+    rows = [*csv.DictReader(io.StringIO(printed(capsys, arms, *options)), strict=True)]
     row_by_key = {(row["arm"], row["statistic"]): row for row in rows}
     value = row_by_key["dapo", "last value"]
     assert float(value["value"]) == pytest.approx((0.8 + 0.9 + 1.1) / 3, rel=1e-6)
@@ -84,6 +84,17 @@ def test_the_other_axes_have_tables_too(arms: Path, capsys: pytest.CaptureFixtur
 SYMBOLS = yaml.safe_load((Path(formatted.__code__.co_filename).with_name("latex.yaml")).read_text(encoding="utf-8"))
 
 
+def check_line(line: str) -> None:
+    """Fails where LaTeX would stop: braces and math that do not close, and characters that it reads as syntax."""
+    plain = re.sub(r"\\([a-zA-Z]+|[{}$&%#_|\\])", "", line)
+    assert not re.search(r"[%#~\\]", plain) and plain.count("$") % 2 == 0, line
+    depth = [plain[:index].count("{") - plain[:index].count("}") for index in range(len(plain) + 1)]
+    assert min(depth) == depth[-1] == 0, line
+    outside_math = plain.split("$")[::2]
+    assert not re.search("[_^]", "".join(outside_math)), line
+    assert all(c.isascii() or c in SYMBOLS["letters"] for c in line), line
+
+
 def check_latex(text: str) -> list[list[list[str]]]:
     """Reads the tables of a document as LaTeX would, and returns their cells; fails where LaTeX would stop.
 
@@ -92,6 +103,7 @@ def check_latex(text: str) -> list[list[list[str]]]:
     commands = set(re.findall(r"\\([a-zA-Z]+|.)", text, re.DOTALL))
     known = {"begin", "end", "providecommand", "hline", "toprule", "midrule", "bottomrule", "multicolumn", "\\"}
     known |= {"textit", "textbf", "textbackslash", "textasciitilde", "textasciicircum", "textasciigrave", "ldots"}
+    known |= {"footnotesize", "par"}
     known |= set(re.findall(r"\\([a-zA-Z]+)\$", " ".join(SYMBOLS["commands"].values()))) | {*"{}$&%#_|"}
     assert commands <= known, commands - known
     tables = []
@@ -102,28 +114,26 @@ def check_latex(text: str) -> list[list[list[str]]]:
                 continue
             assert line.endswith(r" \\") and not line.startswith(("[", "*")), line
             row = line.removesuffix(r" \\")
-            plain = re.sub(r"\\([a-zA-Z]+|[{}$&%#_|\\])", "", row)
-            assert not re.search(r"[%#~^\\]", plain) and plain.count("$") % 2 == 0, row
-            depth = [plain[:index].count("{") - plain[:index].count("}") for index in range(len(plain) + 1)]
-            assert min(depth) == depth[-1] == 0, row
-            inside_math = [plain[:index].count("$") % 2 for index in range(len(plain))]
-            assert not [c for c, is_math in zip(plain, inside_math, strict=True) if c in "_^" and not is_math], row
-            assert all(c.isascii() or c in SYMBOLS["letters"] for c in row), row
+            check_line(row)
             cells = re.split(r"(?<!\\)&", row)
             spanned = re.match(r"\\multicolumn\{(\d+)\}", row)
             assert len(columns) == (int(spanned[1]) if spanned else len(cells)), row
             rows.append([cell.strip() for cell in cells])
         tables.append(rows)
+    for notes in re.findall(r"^\{\\footnotesize.*", text, re.MULTILINE):
+        check_line(notes)
     assert text.count(r"\begin") == text.count(r"\end") == len(tables) > 0
     return tables
 
 
 def test_latex_is_well_formed(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (table,) = check_latex(printed(capsys, arms, "--base", "plain", "--metrics", "val/avg@8:last", "--table", "tex"))
+    text = printed(capsys, arms, "--base", "plain", "--metrics", "val/avg@8:last", "--table", "tex")
+    (table,) = check_latex(text)
     head, metric, base, compared = table
     assert head == ["", "seeds", "last value", "vs. plain"] and metric[0].startswith(r"\multicolumn{4}")
     assert base[:2] == ["plain", "3"] and base[2].startswith(r"0.60 $\pm$ 0.25")
-    assert compared[3].startswith(r"\textbf{+0.33 $\pm$ 0.14}")
+    assert compared[3] == r"\textbf{+0.33 $\pm$ 0.14}$^{b}$"
+    assert r"{\footnotesize $^{a}$ 3 seeds, step 2. $^{b}$ 3 seeds.\par}" in text
 
 
 def table_of(num_columns: int, arms: list[str], mark: bool = False) -> ReportTable:
