@@ -44,6 +44,11 @@ class ReportedRun:
         """Exploration steps that the run has made."""
         return 1 + max(points[-1][0] for points in self.scalars.values())
 
+    def num_questions(self, name: str) -> str:
+        """Returns the number of questions of a scalar of a validation and a space; empty if it is not known."""
+        values = self.questions.get(name)
+        return f"{len(next(iter(values.by_step.values())))} " if values else ""
+
     def total(self, name: str) -> float:
         """Returns the sum of a scalar over the steps."""
         return math.fsum(value for _, value in self.scalars.get(name, []) if math.isfinite(value))

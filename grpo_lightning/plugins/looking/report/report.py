@@ -173,8 +173,9 @@ class Report:
             facts.append(f"a point per {width} steps, their mean")
         interval_name = re.sub(r"avg@\d+$", "ci95", name)
         if interval_name != name:
-            halves = [run.scalars[interval_name][-1][1] for run in self.runs if interval_name in run.scalars]
-            facts += [f"± {max(halves):.3f} over questions at a run's end (95 %)"] if halves else []
+            runs = [run for run in self.runs if interval_name in run.scalars]
+            widest = max(((run.scalars[interval_name][-1][1], run.num_questions(name)) for run in runs), default=None)
+            facts += [f"± {widest[0]:.3f} over {widest[1]}questions at a run's end (95 %)"] if widest else []
         figure = CurveFigure(name, axis, series, lines, facts)
         if not figure.is_empty and (cut := outside(series, lines)):
             ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
@@ -200,7 +201,11 @@ def series_of(number: int, name: str, curve_by_seed: Mapping[str, Curve], x_labe
         mean=[[(x, y.mean) for x, y in piece] for piece in complete],
         band=[[(x, y.mean - y.reach, y.mean + y.reach) for x, y in piece] for piece in bands],
         seeds={seed: _pieces(curve) for seed, curve in curve_by_seed.items()},
-        labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in complete for x, y in piece},
+        labels={
+            x: f"{name} · {x_label} {x:g} · {with_interval(y)} ({counted(y.n, 'seed')})"
+            for piece in complete
+            for x, y in piece
+        },
     )
 
 

@@ -98,11 +98,11 @@ def test_the_report_names_the_grader_of_all_or_of_each(
     assert report_command.main([*REWARDS, "-o", "alike.html"]) == 0
     assert "graded differently" not in capsys.readouterr().out
     half = max(list(scalars(folder / name)["val/ci95"].values())[-1] for name in REWARDS)
-    found = f"answers: fraction right by MathVerifier; ± {half:.3f} over questions at a run&#39;s end (95 %)"
+    found = f"answers: fraction right by MathVerifier; ± {half:.3f} over 40 questions at a run&#39;s end (95 %)"
     assert half > 0 and found in (folder / "alike.html").read_text()
     other = ("--model.rewards=[FormatReward]", f"--model.validation.grader={BRIEF}", "--trainer.default_root_dir=other")
     grpo.ok("fit", *SUMS, *other)
-    assert re.search(r"^validation  avg@8 .*\): mean of my_rewards.brief$", caplog.text, re.MULTILINE)
+    assert re.search(r"^validation  avg@8 .*: mean of my_rewards.brief$", caplog.text, re.MULTILINE)
     assert report_command.main(["form", "other", "-o", "mixed.html"]) == 0
     note = r"validation was graded differently, so val/ does not compare: .* by MathVerifier; .* by my_rewards\.brief"
     assert re.search(note, capsys.readouterr().out) and re.search(note, (folder / "mixed.html").read_text())
