@@ -11,7 +11,7 @@ from grpo_lightning.types import Question
 
 def digest_of_question(question: Question) -> str:
     """Returns a digest of a question's text, earlier turns, gold answer and images."""
-    images = [digest_of_image(image) for image in getattr(question, "images", ())]
+    images = [digest_of_image(image) for image in question.images]
     content = [question.text, question.answer, question.history, images]
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from itertools import groupby
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +14,7 @@ from tqdm.auto import tqdm
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.plugins.console.display.data_line import data_line
-from grpo_lightning.training.evaluation import Measurement
+from grpo_lightning.training.evaluation import Measurement, with_questions
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.task_data import TaskData
 from grpo_lightning.training.whole_steps import is_validation
@@ -169,21 +168,6 @@ def line(pace: Pace, metrics: Mapping[str, float], scores: Scores, remarks: Sequ
 def validation(scores: Scores) -> str:
     """Returns `val avg@8 0.72 ± 0.03, greedy 0.98 ± 0.02`; empty without scores."""
     return "val " + ", ".join(f"{name} {score}" for name, score in scores.items()) if scores else ""
-
-
-def with_questions(scores: Scores, texts: Mapping[str, Any] | None = None) -> str:
-    """Returns `avg@8 0.72 ± 0.03, greedy 0.98 ± 0.02 (256 questions)`, a number of questions per validation.
-
-    Args:
-        scores: The scores.
-        texts: A text for each score, in place of its mean and interval.
-    """
-    groups = groupby(scores, key=lambda name: scores[name].num_questions)
-    return ", ".join(
-        f"{', '.join(f'{name} {(texts or scores)[name]}' for name in names)} "
-        f"({count} question{'' if count == 1 else 's'})"
-        for count, names in groups
-    )
 
 
 def number(value: Any) -> str:

@@ -11,11 +11,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import disk
-from grpo_lightning.plugins.console.display.lines import Scores, counted, duration, headline, number, with_questions
+from grpo_lightning.plugins.console.display.lines import Scores, counted, duration, headline, number
 from grpo_lightning.plugins.looking.inspector.record import FOLDER
 from grpo_lightning.plugins.looking.loggers.trackio_logger import TrackioLogger
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.evaluation import Measurement
+from grpo_lightning.training.evaluation import Measurement, with_questions
 from grpo_lightning.training.step_report import StepReport
 
 

@@ -32,9 +32,9 @@ from grpo_lightning.maths.metrics import clustered_half_width, with_half_width
 from grpo_lightning.plugins.console.display import lines as paces
 from grpo_lightning.plugins.console.display.data_line import data_line
 from grpo_lightning.plugins.console.display.first_look import Board, FirstLook
-from grpo_lightning.plugins.console.display.lines import Pace, StepLines, duration, line, with_questions
+from grpo_lightning.plugins.console.display.lines import Pace, StepLines, duration, line
 from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions
-from grpo_lightning.training.evaluation import Measurement
+from grpo_lightning.training.evaluation import Measurement, with_questions
 
 VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 

@@ -10,9 +10,11 @@ import pytest
 from helpers.command import Grpo
 from helpers.fitting import Digits, Echo, fit, scalars, sgd
 from helpers.two_ranks import STRATEGIES, as_program, in_every_way
+from PIL import Image
 
 from grpo_lightning import Question, StepCheckpoint, TaskData, ValidationValues
 from grpo_lightning.plugins.looking.loggers import json_lines
+from grpo_lightning.tasks.question_digest import digest_of_question
 from grpo_lightning.types import Sample
 
 NUM_QUESTIONS = 23  # two ranks get 12 and 11 of them
@@ -139,6 +141,17 @@ def test_the_digest_tells_other_questions(tmp_path: Path) -> None:
     plain, other_text, other_answer, other_source = map(digest, tasks)
     assert len({plain, other_text, other_answer, digest(Echo(), val_limit=23)}) == 4
     assert other_source == plain and len(plain) == 16 and int(plain, 16) >= 0
+
+
+def test_the_digest_tells_other_images() -> None:
+    pixels = Image.new("RGB", (2, 2))
+    variants: list[tuple[Any, ...]] = [(), (Path("a/x.png"),), (Path("y.png"),), (b"1",), (b"2",), (b"2", b"1")]
+    variants += [(pixels,), (Image.new("RGB", (2, 2), "red"),)]
+    digests = [digest_of_question(Question("1+1=", "2", images=images)) for images in variants]
+    assert len({*digests}) == len(variants)
+    # The folder may be another on another machine; a copy of an image has the same pixels.
+    same = Question("1+1=", "2", images=("b/x.png",)), Question("1+1=", "2", images=(pixels.copy(),))
+    assert [digest_of_question(question) for question in same] == [digests[1], digests[6]]
 
 
 def test_every_run_of_the_command_line_has_the_file(grpo: Grpo) -> None:
