@@ -97,6 +97,17 @@ class Measurement(NamedTuple):
     questions: str
     """The digest of all questions of the validation."""
 
+    @classmethod
+    def of(cls, values: Sequence[float], questions: str = "") -> "Measurement":
+        """Returns the mean of a value per question, without those that are NaN.
+
+        Args:
+            values: The value of each question.
+            questions: The digest of the questions.
+        """
+        numbers = [value for value in values if not math.isnan(value)]
+        return cls(nan_mean(numbers), clustered_half_width(numbers), len(numbers), questions)
+
     def __str__(self) -> str:
         """Returns `0.39 ± 0.04`."""
         return with_half_width(self.mean, self.half_width)
@@ -212,10 +223,7 @@ class Evaluation(torch.nn.Module):
         """Returns the mean of each metric with its interval. Every rank must call it."""
         if not self._measurements:
             questions = self.questions()
-            for name, values in self.values().items():
-                numbers = [value for value in values if not math.isnan(value)]
-                half_width = clustered_half_width(numbers)
-                self._measurements[name] = Measurement(nan_mean(numbers), half_width, len(numbers), questions)
+            self._measurements = {name: Measurement.of(values, questions) for name, values in self.values().items()}
         return self._measurements
 
     def reset(self) -> None:

@@ -1,5 +1,6 @@
 """The last lines of a run: its scores, its checkpoints, and where to look."""
 
+import math
 import shlex
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +15,7 @@ from grpo_lightning import disk
 from grpo_lightning.plugins.console.display.lines import Scores, counted, duration, headline, number
 from grpo_lightning.plugins.looking.inspector.record import FOLDER
 from grpo_lightning.plugins.looking.loggers.trackio_logger import TrackioLogger
+from grpo_lightning.plugins.looking.run_files.run_validations import read_validations
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.evaluation import Measurement, with_questions
 from grpo_lightning.training.step_report import StepReport
@@ -82,7 +84,7 @@ class RunSummary(Callback):
             "tokens": f"grpo inspect {shlex.quote(str(folder))}" if (folder / FOLDER).is_dir() else "",
         }
         if checkpoint:
-            rows |= {"best": best_of(checkpoint), "saved": checkpoint.saved_in, "go on": go_on(trainer, checkpoint)}
+            rows |= {"best": best_of(checkpoint, folder), "saved": checkpoint.saved_in, "go on": go_on(trainer, checkpoint)}
         width = max(map(len, rows))
         rank_zero_info("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items() if text))
 
@@ -109,7 +111,10 @@ class RunSummary(Callback):
 
 def plain(validation: tuple[int, Scores] | None) -> Any:
     """Returns a validation without classes, for a checkpoint."""
-    return validation and (validation[0], {name: tuple(score) for name, score in validation[1].items()})
+    if validation is None:
+        return None
+    step, scores = validation
+    return step, {name: tuple(score) for name, score in scores.items()}
 
 
 def restored(validation: Any) -> tuple[int, Scores] | None:
@@ -134,11 +139,18 @@ def curves_of(logger: Logger) -> str:
     return str(address or f"{type(logger).__name__}{f' in {logger.save_dir}' if logger.save_dir else ''}")
 
 
-def best_of(checkpoint: StepCheckpoint) -> str:
+def best_of(checkpoint: StepCheckpoint, folder: Path) -> str:
     """Returns the best checkpoint and its score; empty if no metric compares checkpoints."""
     path, score = checkpoint.best_model_path, checkpoint.best_model_score
-    shown = "" if score is None else f" ({checkpoint.monitor} {number(float(score))})"
-    return "" if checkpoint.monitor == "epoch" or not path else f"{path}{shown}"
+    monitor = str(checkpoint.monitor)
+    if monitor == "epoch" or not path:
+        return ""
+    if score is None:
+        return path
+    values = read_validations(folder).get(monitor)
+    measurements = map(Measurement.of, values.by_step.values() if values else ())
+    texts = [with_questions({monitor: best}) for best in measurements if math.isclose(best.mean, score, rel_tol=1e-6)]
+    return f"{path} ({(texts or [f'{monitor} {number(float(score))}'])[-1]})"
 
 
 def go_on(trainer: L.Trainer, checkpoint: StepCheckpoint) -> str:

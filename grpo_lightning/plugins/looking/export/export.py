@@ -19,12 +19,14 @@ from grpo_lightning import disk
 from grpo_lightning.plugins.console.mistakes.disk_errors import refusal
 from grpo_lightning.plugins.looking.run_files.run_configs import read_config
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars, validation_names
+from grpo_lightning.plugins.looking.run_files.run_validations import read_validations
 from grpo_lightning.policy import pretrained
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.architecture import stop_ids_of
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
+from grpo_lightning.training.evaluation import Measurement, with_questions
 from grpo_lightning.types import UsageError, require
 
 PREFIX = "policy.model."
@@ -83,17 +85,25 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def scores_after(run: Path, step: int) -> dict[str, float]:
-    """Returns the results of validation after a step, by metric; none if the run's logs cannot be read."""
+def scores_after(run: Path, step: int) -> dict[str, Measurement]:
+    """Returns the results of validation after a step, by metric; none if the run's logs cannot be read.
+
+    A run of version 0.2 has no intervals.
+    """
     try:
         scalars = read_scalars(run)
+        values_by_name = read_validations(run)
     except (OSError, ValueError, KeyError):
         return {}
-    scores = {name: dict(scalars.get(name, [])).get(step, math.nan) for name in validation_names(scalars)}
-    return {name: score for name, score in scores.items() if math.isfinite(score)}
+    names = validation_names(scalars)
+    means = {name: dict(scalars.get(name, [])).get(step, math.nan) for name in names}
+    scores = {name: Measurement(mean, math.nan, 0, "") for name, mean in means.items() if math.isfinite(mean)}
+    for name in scores.keys() & values_by_name.keys():
+        scores[name] = Measurement.of(values_by_name[name].by_step.get(step, [means[name]]))
+    return scores
 
 
-def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, scores: Mapping[str, float]) -> str:
+def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, scores: Mapping[str, Measurement]) -> str:
     """Returns a README.md as model hubs read it: a head in YAML, the policy's origin, and the run's configuration.
 
     Args:
@@ -121,7 +131,8 @@ def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, sco
             dataset = questions_of(options.get("task"), options.get("split", "test")) | {"name": benchmark[0]}
         else:  # the configuration has changed
             continue
-        metrics = [{"type": metric, "value": round(score, 4)}]
+        described = {"name": with_questions({metric: score})} if score.num_questions else {}
+        metrics = [{"type": metric, "value": round(score.mean, 4), **described}]
         results.append({"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics})
     if results:
         head["model-index"] = [{"name": name, "results": results}]
@@ -129,6 +140,9 @@ def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, sco
         yaml.safe_dump(options, sort_keys=False, allow_unicode=True) for options in (head, dict(config))
     )
     prompts = "Prompts are made as under `data` in the configuration"
+    measured = {key.removeprefix("val/"): score for key, score in scores.items() if score.num_questions}
+    if measured:
+        origin += f". Validation: {with_questions(measured)}; ± is half the 95 % interval over questions"
     return f"---\n{head_text}---\n\n`{base}` {origin}. {prompts}:\n\n{indent(config_text, '    ')}"
 
 

@@ -180,6 +180,16 @@ def test_the_summary_compares_no_other_questions(tmp_path: Path, caplog: pytest.
     )
 
 
+def test_the_best_checkpoint_has_its_interval(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    callbacks = [StepCheckpoint(keep=1, monitor="val/avg@2"), RunSummary(), ValidationValues()]
+    fit(tmp_path, callbacks, trainer=VALIDATES | {"enable_checkpointing": True})
+    seen = scalars(tmp_path)["val/avg@2"]
+    best = max((0, 1, 2), key=seen.__getitem__)
+    interval = intervals_of(tmp_path)[best + 1]["avg@2"]
+    expected = f"{tmp_path}/checkpoints/step-{best + 1}.ckpt (val/avg@2 {interval} (24 questions))"
+    assert summary_of(caplog)["best"] == expected
+
+
 def test_a_checkpoint_without_intervals_is_continued() -> None:
     summary = RunSummary()
     summary.load_state_dict({"first": (0, {"avg@8": 0.5}), "last": (1, {"avg@8": 0.6}), "measure": "mean of Digits"})

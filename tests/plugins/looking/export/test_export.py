@@ -1,6 +1,7 @@
 """`grpo export`, through the command line: a folder that transformers reads in a process without this package."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -17,8 +18,10 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_lightning.command import overview
+from grpo_lightning.maths.metrics import clustered_half_width
 from grpo_lightning.plugins.looking.export.export import model_card
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars
+from grpo_lightning.training.evaluation import Measurement
 
 ALONE = """
 import sys, torch
@@ -101,6 +104,12 @@ def test_export_reproduces_log_probs_without_this_package(tmp_path: Path, monkey
     values, shown = read_scalars("run"), ("avg@2", "greedy")
     found = {metric["type"]: metric["value"] for one in index["results"] for metric in one["metrics"]}
     assert found == {name: pytest.approx(values[f"val/{name}"][-1][1], abs=1e-4) for name in shown}
+    *_, last = map(json.loads, Path("run", "validations.jsonl").read_text().splitlines())
+    halves = {name: clustered_half_width(last["values"][name]) for name in shown}
+    texts = {name: f"{name} {values[f'val/{name}'][-1][1]:.2f} ± {halves[name]:.2f}" for name in shown}
+    names = [metric["name"] for one in index["results"] for metric in one["metrics"]]
+    assert names == [f"{text} (8 questions)" for text in texts.values()]
+    assert f". Validation: {', '.join(texts.values())} (8 questions); ± is half the 95 % interval" in body
     assert {one["dataset"]["name"] for one in index["results"]} == {"rows"} and index["name"] == "out"
     assert yaml.safe_load(body.split(":\n\n", 1)[1]) == yaml.safe_load(Path("run", "config.yaml").read_text())
 
@@ -178,10 +187,18 @@ def test_a_mistake_is_one_message_and_writes_nothing(
 
 def test_a_card_says_which_questions_were_asked() -> None:
     hub = {"class_path": "grpo_lightning.HubPrompts", "init_args": {"id": "openai/gsm8k", "val": "train[-500:]"}}
-    math = {"class_path": "JsonPrompts", "init_args": {"val": "no.jsonl", "test": "data/aime.jsonl"}}
-    config = {"model": {"policy": {"path": "a/b"}}, "data": {"task": hub, "validations": {"aime": {"task": math}}}}
-    scores = {"val/greedy": 0.5, "val/aime/avg@4": 0.25, "val/gone/avg@4": 1.0}
+    local = {"class_path": "JsonPrompts", "init_args": {"val": "no.jsonl", "test": "data/aime.jsonl"}}
+    config = {"model": {"policy": {"path": "a/b"}}, "data": {"task": hub, "validations": {"aime": {"task": local}}}}
+    scores = {
+        "val/greedy": Measurement(0.5, math.nan, 0, ""),  # of a run of 0.2
+        "val/aime/avg@4": Measurement(0.25, 0.08, 30, ""),
+        "val/gone/avg@4": Measurement(1.0, 0.1, 2, ""),
+    }
     head = yaml.safe_load(model_card(config, "model", "", "out", scores).split("---\n")[1])
+    assert [result["metrics"] for result in head["model-index"][0]["results"]] == [
+        [{"type": "greedy", "value": 0.5}],
+        [{"type": "avg@4", "value": 0.25, "name": "avg@4 0.25 ± 0.08 (30 questions)"}],
+    ]
     assert head["datasets"] == ["openai/gsm8k"] and head["base_model"] == "a/b"
     assert [result["dataset"] for result in head["model-index"][0]["results"]] == [
         {"name": "openai/gsm8k", "type": "openai/gsm8k", "split": "train[-500:]"},
