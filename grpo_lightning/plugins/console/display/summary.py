@@ -84,7 +84,11 @@ class RunSummary(Callback):
             "tokens": f"grpo inspect {shlex.quote(str(folder))}" if (folder / FOLDER).is_dir() else "",
         }
         if checkpoint:
-            rows |= {"best": best_of(checkpoint, folder), "saved": checkpoint.saved_in, "go on": go_on(trainer, checkpoint)}
+            rows |= {
+                "best": best_of(checkpoint, folder),
+                "saved": checkpoint.saved_in,
+                "go on": go_on(trainer, checkpoint),
+            }
         width = max(map(len, rows))
         rank_zero_info("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items() if text))
 
