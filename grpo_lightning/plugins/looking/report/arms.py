@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count as count_from
 from pathlib import Path
@@ -82,16 +82,11 @@ class Arm:
     def obstacle(self, base: "Arm", name: str) -> str:
         """Returns why a scalar does not compare with the same scalar of another arm; empty if it does."""
         configs_by_arm = [[run.config or {} for run in arm.runs.values()] for arm in (self, base)]
-        if re.fullmatch(GRADED, name):
-            return "another grader" if _differ(*(map(grader_of, of_arm) for of_arm in configs_by_arm)) else ""
-        if not re.fullmatch(r"reward/.+|val/([\w-]+/)?reward", name):
-            return ""
-        rewards: list[list[Any]] = [[*map(rewards_of, of_arm)] for of_arm in configs_by_arm]
-        if single := re.fullmatch(r"reward/([^/]+)/.+", name):  # it is logged without its weight
-            rewards = [
-                [{**run.get(single[1], {}), "weight": None} for run in of_arm if single[1] in run] for of_arm in rewards
-            ]
-        return "other rewards" if _differ(*rewards) else ""
+        if re.fullmatch(GRADED, name) and _differ(grader_of, *configs_by_arm):
+            return "another grader"
+        # One reward, reward/NAME/mean, compares whatever the others are.
+        is_total = re.fullmatch(r"reward/[^/]+|val/([\w-]+/)?reward", name)
+        return "other rewards" if is_total and _differ(rewards_of, *configs_by_arm) else ""
 
 
 def compare_arms(arms: Sequence[Arm], metrics: Sequence[Metric], axis: str) -> ComparisonTable:
@@ -123,11 +118,11 @@ def reservations(arms: Sequence[Arm], comparisons: Sequence[ComparisonTable]) ->
         f"{arm} and {arms[0].name} {REASONS[reason]}: no difference in {', '.join(dict.fromkeys(scalars))}"
         for (arm, reason), scalars in names_by_reason.items()
     ]
-    without = [str(run.folder) for arm in arms for run in arm.runs.values() if not run.questions]
+    runs = [run for arm in arms for run in arm.runs.values()]
+    num_without = sum(not run.questions for run in runs)
     are_graded = any(label.startswith("val/") for comparison in comparisons for label in comparison.labels)
-    if without and are_graded and len(arms) > 1:
-        folders = ", ".join(without[:3]) + (f" and {len(without) - 3} more" if len(without) > 3 else "")
-        notes.append(f"no {VALIDATIONS} in {folders}: differences pair seeds there, but not questions")
+    if num_without and are_graded and len(arms) > 1:
+        notes.append(f"{num_without} of {len(runs)} runs have no {VALIDATIONS}: their differences pair seeds alone")
     return notes
 
 
@@ -226,10 +221,10 @@ def _repeats(runs: Sequence[ReportedRun]) -> bool:
     return len({run.seed for run in runs}) < len(runs)
 
 
-def _differ(values: Iterable[Any], base_values: Iterable[Any]) -> bool:
-    """Returns True if two arms have other values, of the runs in which they are known."""
-    texts = [{json.dumps(value, sort_keys=True, default=str) for value in of if value} for of in (values, base_values)]
-    return all(texts) and texts[0] != texts[1]
+def _differ(read: Callable[[Config], Any], configs: Sequence[Config], base_configs: Sequence[Config]) -> bool:
+    """Returns True if what is read in the configurations of two arms differs, where it is known."""
+    values, base_values = ([value for config in arm if (value := read(config))] for arm in (configs, base_configs))
+    return any(value != base_value for value in values for base_value in base_values)
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:

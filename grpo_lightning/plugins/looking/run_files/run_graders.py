@@ -19,24 +19,20 @@ def grader_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if grader := reward_at(config, KEY):
         return grader
     for key in (key for key in config if re.fullmatch(r"model\.rewards\.\d+", key)):
-        if config.get("model.validation.correct") in (None, name_of(config, key)):
+        function = str(config.get(f"{key}.function", "")).replace(":", ".").rpartition(".")[2]
+        name = config.get(f"{key}.name") or function or snake_case(str(config[key]).rpartition(".")[2])
+        if config.get("model.validation.correct") in (None, str(name)):
             return reward_at(config, key)
     return {}
 
 
-def rewards_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the class and the arguments of each reward of training, by the reward's name; empty without any."""
-    rewards = {}
-    for key in (key for key in config if re.fullmatch(r"model\.rewards\.\d+", key)):
-        reward = reward_at(config, key)
-        rewards[name_of(config, key)] = reward | {"weight": config.get(f"{key}.weight", 1.0)}
-    return rewards
-
-
-def name_of(config: Mapping[str, Any], key: str) -> str:
-    """Returns the name of the reward at a key, as its metrics have it."""
-    function = str(config.get(f"{key}.function", "")).replace(":", ".").rpartition(".")[2]
-    return str(config.get(f"{key}.name") or function or snake_case(str(config[key]).rpartition(".")[2]))
+def rewards_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of the rewards of training by their keys, but for names and workers."""
+    return {
+        key: value
+        for key, value in config.items()
+        if re.match(r"model\.rewards\.\d", key) and not key.endswith((".name", ".num_workers"))
+    }
 
 
 def title(grader: Mapping[str, Any]) -> str:

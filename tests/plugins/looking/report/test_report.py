@@ -80,6 +80,35 @@ def test_axes_and_thresholds(experiment: Path) -> None:
         assert f"val/avg@8 ≥ 0.65 {axis} plain 3 {cells[0]} twice 3 {cells[1]}" in text
 
 
+def test_what_does_not_compare_is_a_dash_with_a_note(tmp_path: Path) -> None:
+    """Arms with other rewards, and one that is graded otherwise."""
+    for arm, reward, grader in (("a", "MathVerifier", "M"), ("b", "FormatReward", "M"), ("c", "MathVerifier", "N")):
+        for seed in range(3):
+            folder = tmp_path / "experiment" / arm / str(seed)
+            write(folder, {"val/avg@8": [(0, 0.5 + 0.01 * seed)], "reward/mean": [(0, 0.25)]})
+            model = {"rewards": [{"class_path": reward}], "validation": {"grader": {"class_path": grader}}}
+            config = {"seed_everything": seed, "model": model}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    text = text_of(run(tmp_path / "experiment", "--metrics", "val/avg@8:last", "reward/mean:last"))
+    assert "b and a are trained with different rewards: no difference in reward/mean" in text
+    assert "c and a are graded differently: no difference in val/avg@8" in text
+    assert "9 of 9 runs have no validations.jsonl: their differences pair seeds alone" in text
+    validation, reward = re.split("reward/mean up to 1 exploration steps", text.split("vs. a")[-1])
+    assert re.search(r"b 3 0.510 ± 0.025 3 seeds, step 1 \+0 3 seeds, all equal", validation)
+    assert re.search(r"c 3 0.510 ± 0.025 3 seeds, step 1 – another grader", validation)
+    assert re.search(r"b 3 0.25 3 seeds, all equal, step 1 – other rewards c 3 0.25 .* \+0 3 seeds", reward)
+
+
+def test_an_absent_option_does_not_read_as_an_empty_one(tmp_path: Path) -> None:
+    arms = {"a": {"masks": [], "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"momentum": 0.5}}}}
+    arms["b"] = {"masks": [{"class_path": "Truncated"}], "optimizer": {"class_path": "torch.optim.AdamW"}}
+    for arm, settings in arms.items():
+        make(tmp_path / "experiment" / arm / "0", [0.5, 0.5], **settings)
+    text = text_of(run(tmp_path / "experiment"))
+    assert "loop.masks [] [Truncated]" in text
+    assert "loop.optimizer.momentum 0.5 – (AdamW does not list it)" in text
+
+
 def test_links_to_the_inspector_are_relative(experiment: Path) -> None:
     folder = experiment / "plain" / "a b:#1"
     make(folder, [0.1, 0.2], seed=7)
