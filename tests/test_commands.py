@@ -53,7 +53,8 @@ NOT_RUN = {
     r".*--data.chat true": "needs a model with a chat template",
     r".* (RUN|FILE|DIR|MODEL)\b.*": "has a placeholder",
     r".*bitsandbytes.*": "a package of one's own",
-    r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|export|evaluate|judge))?": "a name",
+    r"(grpo|grpo-verify)( (fit|validate|test|predict|plan|init|inspect|report|sweep|export|evaluate|judge))?": "a name",
+    r"grpo sweep \S+ --workers 2": "makes 12 runs; small in tests/plugins/console/sweep",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/engines/vllm/test_vllm_runs.py",
     r".*grpo (judge|fit).* judge.yaml.*": "needs a judge; in tests/plugins/rewards/judge/test_judge_reward.py",
     r".*(Wandb|Trackio)Logger.*": "needs the package",
@@ -139,6 +140,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(installed / "runs" / "quickstart", installed / "runs" / "dapo")
     for place, _, text in texts():
         if name := re.match(r'```python\n(?:# |""")(\w+\.py)\b', text):
+            (folder / place / name[1]).write_text("\n".join(text.split("\n")[1:-1]))
+        if name := re.match(r"```yaml\n# \((\w+\.yaml), which the command reads\)", text):
             (folder / place / name[1]).write_text("\n".join(text.split("\n")[1:-1]))
     for number, (place, block) in enumerate(BLOCKS):
         (folder / place / f"{number}.yaml").write_text(block)

@@ -75,6 +75,7 @@ DISTRICTS = "rewards methods sources data engines compute console looking"
 PLUGINS: dict[str, set[str]] = {
     "compute.planning": {"compute.fast", "engines.native", "methods.distillation"},
     "console.display": {"looking.inspector", "looking.loggers", "looking.run_files"},
+    "console.sweep": {"looking.report"},
     "data.conversations": {"data.benchmarks", "data.images"},
     "engines.native": {"compute.fast"},
     "engines.vllm": {"engines.http", "engines.native"},

@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = run_experiment.ROOT / "experiments/sick_runs"
     run_experiment.main([str(folder), "--workers", str(options.workers)])
     experiment = run_experiment.Experiment.read(folder)
-    runs = experiment.runs(run_experiment.folder_of(experiment))
+    runs = experiment.runs(run_experiment.ROOT / run_experiment.folder_of(experiment))
     arms = read_arms({arm: [run.folder for run in runs if run.arm == arm] for arm in experiment.arms})
     options.out.mkdir(parents=True, exist_ok=True)
     for picture in PICTURES:

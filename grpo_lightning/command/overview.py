@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "report": Command(
         "Compares runs on one page: curves, tables, what differs.", f"{PLUGINS}.looking.report.report_command"
     ),
+    "sweep": Command("Makes the runs of an experiment, and compares them.", f"{PLUGINS}.console.sweep.sweep_command"),
     "export": Command(
         "Writes a run's policy as a model for transformers and vLLM.", f"{PLUGINS}.looking.export.export_command"
     ),
