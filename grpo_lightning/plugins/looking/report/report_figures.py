@@ -101,8 +101,8 @@ def draw_arm(axes: Any, arm: Series) -> None:
 
     styles = [*rcParams["axes.prop_cycle"]]
     style = styles[arm.number % len(styles)]
-    for piece in arm.band:
-        axes.fill_between(*zip(*piece, strict=True), color=style["color"], alpha=0.13, linewidth=0)
+    for area in arm.band:
+        axes.fill_between(*zip(*area, strict=True), color=style["color"], alpha=0.13, linewidth=0)
     for piece in (piece for seed in arm.seeds.values() for piece in seed if len(arm.seeds) > 1):
         axes.plot(*zip(*piece, strict=True), color=style["color"], alpha=0.45, linewidth=0.6)
     marker = "o" if sum(map(len, arm.mean)) <= MOST_DOTS else ""
