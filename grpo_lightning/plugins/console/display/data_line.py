@@ -1,8 +1,10 @@
 """The first line of a run: how many questions its data has, and how many validation questions are in training too."""
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
+from grpo_lightning.tasks.question_digest import digest_of_image
 from grpo_lightning.types import Question
 
 MAX_COMPARED = 200_000
@@ -36,7 +38,12 @@ def keys_of(questions: Sequence[Question]) -> list[Hashable]:
     """Returns a key of each question, equal for equal questions; nothing where there are too many."""
     if len(questions) > MAX_COMPARED:
         return []
-    return [(question.text.strip(), str(question.history)) for question in questions]
+    return [(question.text.strip(), str(question.history), *map(image_key, question.images)) for question in questions]
+
+
+def image_key(image: Any) -> str:
+    """Returns the path of an image, or a digest of what it holds."""
+    return str(image) if isinstance(image, str | Path) else digest_of_image(image)
 
 
 def without_answers(questions: Sequence[Question]) -> list[str]:

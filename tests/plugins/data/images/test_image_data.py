@@ -25,6 +25,7 @@ from grpo_lightning import (
     Scorer,
     UsageError,
 )
+from grpo_lightning.plugins.console.display.data_line import keys_of
 from grpo_lightning.plugins.data.images.pictures import in_rgb, thumbnail
 
 NUM_PATCHES = SIDE**2
@@ -323,3 +324,9 @@ def test_the_tokens_of_an_image_are_counted_once_per_size(folder: Path, monkeypa
     encoder = data.image_prompts.encoder
     assert encoder.token == IMAGE
     assert encoder._added_by_sizes == {(SIZE,): NUM_PATCHES - 1}
+
+
+def test_questions_with_other_images_are_distinct() -> None:
+    pictures = [Image.new("RGB", SIZE, name) for name in ("red", "green", "red")]
+    questions = [Question("How many?", "1", images=(image,)) for image in (*pictures, "a.png", Path("a.png"), b"png")]
+    assert len({*keys_of(questions)}) == 4
