@@ -22,19 +22,26 @@ class RedSquares(Task):
         num_train: Pictures to train on.
         num_val: Pictures held out.
         seed: Seed of the pictures.
+        exchanged: Show with each question the picture of the next one, to see that answers come from the picture.
     """
 
-    judge = "MathVerifier"
+    grader = "MathVerifier"
 
-    def __init__(self, num_train: int = 4000, num_val: int = 256, seed: int = 0) -> None:
+    def __init__(self, num_train: int = 4000, num_val: int = 256, seed: int = 0, exchanged: bool = False) -> None:
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
+        self.exchanged = exchanged
 
     def questions(self, split: Split) -> Sequence[Question]:
         rng = random.Random(f"{self.seed} {split}")
         num_questions = self.num_train if split == "train" else self.num_val
-        return [question_of(squares(rng), rng, f"{split}:{row}") for row in range(1, num_questions + 1)]
+        questions = [question_of(squares(rng), rng, f"{split}:{row}") for row in range(1, num_questions + 1)]
+        if self.exchanged:
+            pictures = [question.images for question in questions]
+            for question, images in zip(questions, pictures[1:] + pictures[:1], strict=True):
+                question.images = images
+        return questions
 
 
 def squares(rng: random.Random) -> list[str]:
