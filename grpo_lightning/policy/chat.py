@@ -52,7 +52,7 @@ def hidden(text: str, messages: Sequence[Message]) -> str | None:
 
 def texts_of(content: Any) -> list[str]:
     """Returns the texts of a message's content: the text itself, or that of each part that has one."""
-    return [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+    return [content] if isinstance(content, str) else [item["text"] for item in content if "text" in item]
 
 
 class Chat:

@@ -105,9 +105,9 @@ class Table(Task):
     def _images_of_parts(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the images in the messages of a conversation."""
         contents = [turn["content"] for turn in self._messages(row) if isinstance(turn["content"], list)]
-        parts = [part for content in contents for part in content if part.get("type") == "image"]
-        images = [image for part in parts for image in _images(part.get("image") or part.get("path"), self.folder)]
-        if len(images) < len(parts):
+        shown = [item for content in contents for item in content if item.get("type") == "image"]
+        images = [image for item in shown for image in _images(item.get("image") or item.get("path"), self.folder)]
+        if len(images) < len(shown):
             raise UsageError(
                 f"column {self.question!r} shows an image: set data.task.images to the column that holds it"
             )
@@ -235,7 +235,7 @@ def _text_of(content: Any) -> str:
     """Returns the text of a message's content, which may be a list of parts with a text each, or an image."""
     if isinstance(content, str):
         return content
-    return "".join(IMAGE if part.get("type") == "image" else part["text"] for part in content)
+    return "".join(IMAGE if item.get("type") == "image" else item["text"] for item in content)
 
 
 def _images(cell: Any, folder: Path) -> Iterator[Any]:
