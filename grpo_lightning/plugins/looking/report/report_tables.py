@@ -117,17 +117,12 @@ def _head(metric: Metric) -> str:
 
 def _value(cell: Cell) -> TableCell:
     values = ", ".join(f"seed {seed}: {value:.4g}" for seed, value in cell.values.items())
-    if math.isfinite(cell.at_least):
-        return TableCell(
-            value_of(cell),
-            f"{cell.estimate.n} of {counted(len(cell.values), 'seed')} reached it",
-            values,
-            estimate=cell.estimate,
-        )
-    if cell.estimate.n == 0:
-        return TableCell("–", "nothing measured up to there", values)
     basis = _basis(cell.estimate, len(cell.values))
-    if cell.steps:
+    if math.isfinite(cell.at_least):
+        basis = f"{cell.estimate.n} of {counted(len(cell.values), 'seed')} reached it"
+    elif cell.estimate.n == 0:
+        return TableCell("–", "nothing measured up to there", values)
+    elif cell.steps:
         first_step, last_step = cell.steps[0], cell.steps[-1]
         basis += f", step {last_step}" if first_step == last_step else f", steps {first_step} to {last_step}"
     return TableCell(value_of(cell), basis, values, estimate=cell.estimate)
