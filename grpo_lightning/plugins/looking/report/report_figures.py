@@ -1,10 +1,7 @@
 """The curves of a report as files for a paper: SVG and PDF by matplotlib, and their data as CSV."""
 
-import csv
-import io
 import os
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from grpo_lightning.plugins.looking.report.charts import (
     y_range,
 )
 from grpo_lightning.plugins.looking.report.report import Report
+from grpo_lightning.plugins.looking.report.report_formats import plain_text
 from grpo_lightning.types import require
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
@@ -49,25 +47,9 @@ def write_figures(folder: Path, report: Report) -> int:
                 stem += "_"
             figure_by_stem[stem] = figure
     for stem, figure in figure_by_stem.items():
-        write_page(folder / f"{stem}.csv", data_of(figure))
+        write_page(folder / f"{stem}.csv", plain_text("curves.csv", figure=figure))
         draw(figure, folder / stem)
     return len(figure_by_stem)
-
-
-def data_of(figure: CurveFigure) -> str:
-    """Returns what a figure shows as CSV: a row per point of the mean with its interval, and per point of a seed."""
-    out = io.StringIO()
-    rows = (row for arm in figure.series for row in rows_of(arm))
-    csv.writer(out, lineterminator="\n").writerows([("arm", "seed", "x", "y", "low", "high"), *rows])
-    return out.getvalue()
-
-
-def rows_of(arm: Series) -> Iterator[tuple[object, ...]]:
-    """Yields the points of an arm's lines, with the ends of the band at those of the mean."""
-    ends_by_x = {x: ends for piece in arm.band for x, *ends in piece}
-    yield from ((arm.name, "mean", x, y, *ends_by_x.get(x, ("", ""))) for piece in arm.mean for x, y in piece)
-    for seed, pieces in arm.seeds.items():
-        yield from ((arm.name, seed, x, y, "", "") for piece in pieces for x, y in piece)
 
 
 def draw(figure: CurveFigure, path: Path) -> None:

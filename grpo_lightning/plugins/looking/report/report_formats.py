@@ -23,9 +23,15 @@ def formatted(tables: Sequence[ReportTable], ending: str) -> str:
         tables: The tables.
         ending: A key of `ESCAPES`.
     """
+    return plain_text(f"numbers.{ending}", tables=tables, most_cells=MOST_CELLS)
+
+
+def plain_text(name: str, **variables: Any) -> str:
+    """Returns a template in assets/ with the values of its variables, escaped as its ending wants."""
+    escape = ESCAPES[name.rpartition(".")[2]]
     environment = Environment(
         loader=FileSystemLoader(ASSETS),
-        finalize=lambda value: ESCAPES[ending](str(value)),
+        finalize=lambda value: escape(str(value)),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -42,7 +48,7 @@ def formatted(tables: Sequence[ReportTable], ending: str) -> str:
         chr(ord("a") + texts.index(text) % 26) * (texts.index(text) // 26 + 1)
     )
     environment.filters["minus"] = lambda text: text.replace("-", "\N{MINUS SIGN}")
-    return environment.get_template(f"numbers.{ending}").render(tables=tables, most_cells=MOST_CELLS)
+    return environment.get_template(name).render(variables)
 
 
 def _markdown(text: str) -> str:
