@@ -19,6 +19,8 @@ from grpo_lightning.plugins.looking.inspector.record import read
 from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
 from grpo_lightning.plugins.looking.run_files.run_graders import measure
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars, validation_names
+from grpo_lightning.plugins.looking.run_files.run_validations import read_validations
+from grpo_lightning.training.evaluation import Measurement, with_questions
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -69,13 +71,19 @@ def greedy_answers(folder: Path) -> str:
 
 def summary(folder: Path) -> str:
     """First and last validation of a run. The first must be from before training."""
-    scalars = read_scalars(folder)
-    found = []
-    for name in validation_names(scalars)[:2]:
-        (first_update, first), *_, (_, last) = scalars[name]
+    values_by_name = read_validations(folder)
+    changes = {}
+    last_scores = {}
+    for name in validation_names(read_scalars(folder))[:2]:
+        by_step = values_by_name[name].by_step
+        first_update, *_, last_update = by_step
         assert first_update == -1, f"{name} starts at {first_update}, not before training"
-        found.append(f"{name.removeprefix('val/')} {first:.2f} -> {last:.2f}")
-    return f"{', '.join(found)} ({measure([flat(read_config(folder / 'config.yaml') or {})])})"
+        first, last = (Measurement.of(by_step[update]) for update in (first_update, last_update))
+        metric = name.removeprefix("val/")
+        changes[metric] = f"{first} -> {last}"
+        last_scores[metric] = last
+    grader = measure([flat(read_config(folder / "config.yaml") or {})])
+    return f"{with_questions(last_scores, changes)}: {grader}"
 
 
 def main() -> None:
