@@ -12,7 +12,7 @@ from helpers.fitting import events_of
 from lightning.pytorch.loggers import Logger
 
 from grpo_lightning import Board, SampledCompletions, StepCheckpoint
-from grpo_lightning.plugins.looking.report import report
+from grpo_lightning.plugins.looking.report import report_command
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars
 from grpo_lightning.training.board import RunCSVLogger
 
@@ -80,7 +80,7 @@ def test_a_logger_is_one_word_and_its_run_is_reported(
     assert Path("run/metrics.csv").exists() == (name != "TensorBoardLogger")
     assert not Path("run/lightning_logs").exists()
     assert [step for step, _ in read_scalars("run")["reward/mean"]] == [0, 1]
-    assert report.main(["run"]) == 0 and "1 run" in capsys.readouterr().out
+    assert report_command.main(["run"]) == 0 and "1 run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
