@@ -27,6 +27,7 @@ PLUGINS = "grpo_lightning.plugins"
 
 COMMANDS: dict[str, Command] = {
     "init": Command("Writes a project to begin with, or an example.", f"{PLUGINS}.console.start.init"),
+    "from-trl": Command("Turns a run of TRL into a configuration.", f"{PLUGINS}.console.porting.from_trl"),
     "fit": Command("Trains a policy by GRPO."),
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "inspect": Command(

@@ -1,0 +1,121 @@
+"""Translates options of TRL's GRPO by the rules in `trl.yaml`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, gcd
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_lightning.types import UsageError
+
+TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("trl.yaml").read_text(encoding="utf-8"))
+"""The rules; the head of the file explains them."""
+
+RULES: dict[str, dict[str, Any]] = {name: rule for part in TABLE["options"].values() for name, rule in part.items()}
+"""The rule of each option of TRL."""
+
+
+@dataclass
+class Setting:
+    """The value of a key, and where it comes from."""
+
+    value: Any
+    """The value, as YAML can write it."""
+    comment: str
+    """The option of TRL, and the arithmetic."""
+
+
+def translate(
+    options: Mapping[str, Any], rows: int = 0, world: int | None = None
+) -> tuple[dict[str, Setting], list[str]]:
+    """Returns the settings by their dotted keys, and a sentence for what has no counterpart, with what to do.
+
+    Raises UsageError for options that TRL refuses.
+
+    Args:
+        options: The values that are set, by TRL's names.
+        rows: Number of training questions; 0 if it is not known.
+        world: Number of processes; None takes what the options say, or 1.
+    """
+    scope = scope_of(options, rows, world)
+    settings: dict[str, Setting] = {}
+    remarks = [f"{name}: TRL {TABLE['version']} has no such option" for name in options if name not in RULES]
+    for name, rule in RULES.items():
+        text = f"{name}={scope[name]}: "
+        comment = rule.get("how", "").format_map(scope)
+        for key, expression in rule.get("sets", {}).items():
+            value = evaluated(expression, scope)
+            if value is not None:
+                settings[key] = Setting(value, ("" if name in options else "TRL's default ") + text + comment)
+                comment = ""
+        differs = "says" in rule and scope[name] != rule["default"]
+        if evaluated(rule["if"], scope) if "if" in rule else differs:
+            remarks.append(text * (name in options) + rule["says"].format_map(scope))
+    places = {key: (place, key) for place, head in enumerate(TABLE["order"]) for key in settings if key.startswith(head)}
+    return {key: settings[key] for key in sorted(settings, key=places.__getitem__)}, remarks
+
+
+def scope_of(options: Mapping[str, Any], rows: int, world: int | None) -> dict[str, Any]:
+    """Returns what the rules may name: all options with their values, and the numbers derived from them."""
+    functions: Any = (ceil, gcd, weighted, as_list, max, min, round, len, bool, int, str, set, list, dict, isinstance)
+    scope = {name: rule["default"] for name, rule in RULES.items()} | options
+    for name in options.keys() & RULES.keys():
+        if type(RULES[name]["default"]) in (int, float) and isinstance(scope[name], str):
+            try:
+                # YAML reads 1e-6 as text.
+                scope[name] = float(scope[name])
+            except ValueError as error:
+                raise UsageError(f"{name}={scope[name]!r}: TRL takes a number") from error
+    scope |= {"__builtins__": {function.__name__: function for function in functions}, "rows": rows, "world": world}
+    scope["world"] = evaluated(TABLE["world"], scope)
+    for refusal in TABLE["refused"]:
+        if evaluated(refusal["if"], scope):
+            raise UsageError(refusal["says"].format_map(scope))
+    for name, expression in TABLE["derived"].items():
+        scope[name] = evaluated(expression, scope)
+    return scope
+
+
+def evaluated(expression: Any, scope: dict[str, Any]) -> Any:
+    """Returns the value of an expression of the table, which may name nothing but what is in the scope."""
+    try:
+        return eval(str(expression), scope)
+    except (AttributeError, TypeError, ValueError) as error:
+        values = ", ".join(f"{name}={scope[name]!r}" for name in RULES if name in str(expression))
+        raise UsageError(f"{values}: TRL does not take this either: {error}") from error
+
+
+def weighted(rewards: Sequence[Any], weights: Sequence[float] | None) -> list[dict[str, Any]]:
+    """Returns the configurations of rewards with their weights.
+
+    Args:
+        rewards: Configurations, names of TRL's own functions, or import paths of functions.
+        weights: A weight for each, or None.
+    """
+    if weights and len(weights) != len(rewards):
+        raise UsageError(f"reward_weights={weights}: give a weight for each of the {len(rewards)} reward functions")
+    configurations = [reward if isinstance(reward, dict) else configuration_of(reward) for reward in rewards]
+    for configuration, weight in zip(configurations, weights or (), strict=False):
+        configuration.setdefault("init_args", {})["weight"] = weight
+    return configurations
+
+
+def configuration_of(reward: str, **arguments: Any) -> dict[str, Any]:
+    """Returns the configuration of a reward function.
+
+    Args:
+        reward: The name of a function of TRL's own, or the import path of a function.
+        arguments: The arguments with which a function of TRL's makes the reward.
+    """
+    rule = TABLE["rewards"].get(reward.removeprefix("trl.rewards."))
+    if rule is None:
+        return {"class_path": "TRLReward", "init_args": {"function": reward}}
+    values = rule.get("init_args", {}) | {rule["arguments"][name]: value for name, value in arguments.items()}
+    return {"class_path": rule["class_path"]} | ({"init_args": values} if values else {})
+
+
+def as_list(value: Any) -> list[Any] | None:
+    """Returns a list of one or several values; None where there is none."""
+    return value if value is None or isinstance(value, list) else [value]

@@ -1,0 +1,223 @@
+"""Reads a Python script for TRL, without running it."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning.plugins.console.porting.trl_rules import TABLE, configuration_of
+from grpo_lightning.types import UsageError
+
+LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.expr_context)
+ARITHMETIC = (ast.Name, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
+HARMLESS = ("shuffle", "remove_columns", "select_columns", "with_format")
+"""Methods of a dataset that change nothing which is read here."""
+
+
+class UnreadableError(Exception):
+    """The value is known only when the script runs."""
+
+
+class TrlScript:
+    """A script that calls GRPOConfig and GRPOTrainer.
+
+    Args:
+        path: Its path.
+        text: Its text.
+    """
+
+    def __init__(self, path: Path, text: str) -> None:
+        try:
+            self.tree = ast.parse(text)
+        except SyntaxError as error:
+            raise UsageError(f"{path}:{error.lineno}: this is not Python: {error.msg}") from error
+        self.path = path
+        self.remarks: list[str] = []
+        """What could not be read, by the number of its line."""
+        self.is_imported = False
+        """True if a reward or an environment is a function or class of the script."""
+        self._definitions: set[str] = set()
+        self._imports: dict[str, str] = {}
+        """The full name of each imported name."""
+        self._assigned: dict[str, dict[int, Any]] = defaultdict(dict)
+        """The values that a name or attribute is assigned, by the last line of the assignment."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
+                    self._assigned[ast.unparse(target)][node.end_lineno or 0] = value
+                case ast.AugAssign(target=target):
+                    # It is no expression, and cannot be read.
+                    self._assigned[ast.unparse(target)][node.end_lineno or 0] = node
+                case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                    module = getattr(node, "module", None)
+                    for alias in aliases:
+                        self._imports[alias.asname or alias.name] = f"{module}.{alias.name}" if module else alias.name
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    self._definitions.add(name)
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options of the run, by TRL's names. Raises UsageError without exactly one GRPOConfig."""
+        config = self._call_of("GRPOConfig")
+        trainer = self._call_of("GRPOTrainer")
+        if config is None:
+            raise UsageError(
+                f"{self.path}: there is no GRPOConfig(...) in it. If the script takes its options from the command "
+                "line or from a YAML file, give that file"
+            )
+        names = [name for name, values in self._assigned.items() if config in values.values()]
+        changes = [
+            ast.keyword(option, value)
+            for owner, _, option in (name.partition(".") for name in self._assigned)
+            for value in self._assigned[f"{owner}.{option}"].values()
+            if owner in names and option
+        ]
+        options = self._arguments(config, "output_dir", changes=changes)
+        positional = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+        for keyword in keywords_of(trainer, positional) if trainer else ():
+            try:
+                options |= self._trainer_option(str(keyword.arg), self._resolved(keyword.value))
+            except UnreadableError:
+                self._remark(keyword.value, TABLE["by_hand"].get(keyword.arg, "set it by hand"))
+        starts_trl = any(
+            config in ast.walk(statement)
+            for statement in self.tree.body
+            if isinstance(statement, ast.Assign | ast.Expr)
+        )
+        if self.is_imported and starts_trl:
+            self.remarks.append(TABLE["by_hand"]["main"].format(path=self.path))
+        return options
+
+    def _call_of(self, name: str) -> ast.Call | None:
+        """Returns the call of a class; None if there is none. Raises UsageError for several."""
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self._called(node) == name]
+        if len(calls) > 1:
+            lines = ", ".join(str(call.lineno) for call in calls)
+            raise UsageError(f"{self.path}: {name}(...) is in lines {lines}: leave one of them in a copy of the file")
+        return calls[0] if calls else None
+
+    def _full_name(self, node: ast.AST) -> str:
+        """Returns the name of a function or class, with its module."""
+        head, dot, tail = ast.unparse(node).partition(".")
+        return self._imports.get(head, head) + dot + tail
+
+    def _called(self, node: ast.AST) -> str:
+        """Returns the last name of what is called; empty if nothing is."""
+        return self._full_name(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+    def _remark(self, node: ast.expr, advice: str) -> None:
+        """Notes what could not be read."""
+        text = " ".join(ast.unparse(node).split())[:80]
+        self.remarks.append(f"line {node.lineno}: {text} is known only when the script runs: {advice}")
+
+    def _arguments(self, call: ast.AST, *names: str, changes: list[ast.keyword] | None = None) -> dict[str, Any]:
+        """Returns the arguments of a call that can be read, and notes the others.
+
+        Args:
+            call: The call.
+            names: The names of its positional arguments.
+            changes: What is assigned to these arguments later.
+        """
+        values: dict[str, Any] = {}
+        for keyword in [*keywords_of(call, names), *(changes or [])]:
+            try:
+                value = self._value(keyword.value)
+            except UnreadableError:
+                self._remark(keyword.value, TABLE["by_hand"]["option"].format(name=keyword.arg))
+            else:
+                values |= value if keyword.arg is None else {keyword.arg: value}
+        return values
+
+    def _resolved(self, node: Any) -> Any:
+        """Returns the value that a name was assigned last above its line; other expressions as they are."""
+        while isinstance(node, ast.Name):
+            values = self._assigned[node.id]
+            lines = [line for line in values if line < node.lineno]
+            if not lines:
+                break
+            node = values[max(lines)]
+        return node
+
+    def _value(self, node: ast.expr) -> Any:
+        """Returns the value of an expression of literals, names and arithmetic."""
+        node = self._resolved(node)
+        if isinstance(node, ast.Attribute) and self._full_name(node).startswith("torch."):
+            return ast.unparse(node)
+        if self._called(node) == "dict":
+            return self._arguments(node)
+        if not all(isinstance(inner, (*LITERALS, *ARITHMETIC)) for inner in ast.walk(node)):
+            raise UnreadableError
+        names = {inner.id: inner for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        if node in names.values():
+            raise UnreadableError
+        values = {name: self._value(inner) for name, inner in names.items()}
+        return eval(compile(ast.Expression(node), str(self.path), "eval"), {"__builtins__": {}}, values)
+
+    def _trainer_option(self, name: str, node: Any) -> dict[str, Any]:
+        """Returns the options in an argument of GRPOTrainer."""
+        match name, self._called(node):
+            case "args", _:
+                return {}
+            case "model", "from_pretrained":
+                values = self._arguments(node, "model_name_or_path")
+                return {"model_name_or_path": values.pop("model_name_or_path", None), "model_init_kwargs": values}
+            case "model", _:
+                return {"model_name_or_path": self._value(node)}
+            case "reward_funcs", _:
+                items = node.elts if isinstance(node, ast.List) else [node]
+                return {name: [self._reward(self._resolved(item)) for item in items]}
+            case "environment_factory", _:
+                return {name: self._location(node)}
+            case "peft_config", "LoraConfig":
+                names = TABLE["adapter"]["names"]
+                values = {names.get(key, key): value for key, value in self._arguments(node).items()}
+                return TABLE["adapter"]["defaults"] | values
+            case "train_dataset" | "eval_dataset", _:
+                return {name: self._dataset(node)}
+            case "peft_config", _:
+                raise UnreadableError
+        return {name: ast.unparse(node)}
+
+    def _reward(self, node: Any) -> Any:
+        """Returns the configuration of a reward: a function, a call of one of TRL's own, or a model."""
+        if isinstance(node, ast.Constant):
+            return {"class_path": "LearnedReward", "init_args": {"path": node.value}}
+        if self._called(node) in TABLE["rewards"]:
+            arguments = self._arguments(node, "max_completion_len", "soft_punish_cache")
+            return configuration_of(self._called(node), **arguments)
+        try:
+            return configuration_of(self._location(node))
+        except UnreadableError:
+            self._remark(node, TABLE["by_hand"]["reward_funcs"])
+            return configuration_of("my_rewards.py:NAME")
+
+    def _location(self, node: ast.expr) -> str:
+        """Returns the import path of a function or a class."""
+        name = self._full_name(node)
+        if name in self._definitions:
+            self.is_imported = True
+            return f"{self.path}:{name}"
+        module, _, function = name.rpartition(".")
+        if ast.unparse(node).partition(".")[0] not in self._imports:
+            raise UnreadableError
+        file = self.path.parent / f"{module.replace('.', '/')}.py"
+        return f"{file}:{function}" if file.exists() else name
+
+    def _dataset(self, node: Any) -> dict[str, Any]:
+        """Returns the arguments of load_dataset, with the split that is taken of it."""
+        split = {}
+        while self._called(node) != "load_dataset":
+            match node:
+                case ast.Subscript(value=source, slice=key):
+                    split = {"split": self._value(key)}
+                case ast.Call(func=ast.Attribute(value=source, attr=method)):
+                    if method not in HARMLESS:
+                        self._remark(node, TABLE["by_hand"]["map"])
+                case _:
+                    raise UnreadableError
+            node = self._resolved(source)
+        return self._arguments(node, "path", "name") | split
+
+
+def keywords_of(call: Any, names: tuple[str, ...]) -> list[ast.keyword]:
+    """Returns the arguments of a call as keywords; `names` are the names of the positional ones."""
+    return [*map(ast.keyword, names, call.args), *call.keywords]
