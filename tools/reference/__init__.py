@@ -7,7 +7,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from reference import api, commands, configuration, papers
+from reference import api, commands, configuration, papers, trl_options
 from reference.places import REFERENCE, ROOT
 
 
@@ -19,6 +19,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands.page(),
         **{f"api/{name}.md": text for name, text in api.pages(configuration.keys_by_api_page()).items()},
         "papers.md": papers.page(),
+        "trl.md": trl_options.page(),
     }
     return {f"{REFERENCE}/{path}": text for path, text in text_by_name.items()}
 
@@ -36,6 +37,7 @@ def navigation() -> list[dict[str, object]]:
     return [
         {"Commands": f"{REFERENCE}/commands.md"},
         {"Papers": f"{REFERENCE}/papers.md"},
+        {"Every option of TRL": f"{REFERENCE}/trl.md"},
         {"Configuration": [{title: f"{REFERENCE}/configuration/{name}.md"} for name, title in configuration.titles()]},
         {"API": [{title: f"{REFERENCE}/api/{name}.md"} for name, title in api.titles()]},
     ]

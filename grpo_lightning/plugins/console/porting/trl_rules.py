@@ -53,14 +53,16 @@ def translate(
         differs = "says" in rule and scope[name] != rule["default"]
         if evaluated(rule["if"], scope) if "if" in rule else differs:
             remarks.append(text * (name in options) + rule["says"].format_map(scope))
-    places = {key: (place, key) for place, head in enumerate(TABLE["order"]) for key in settings if key.startswith(head)}
+    places = {
+        key: (place, key) for place, head in enumerate(TABLE["order"]) for key in settings if key.startswith(head)
+    }
     return {key: settings[key] for key in sorted(settings, key=places.__getitem__)}, remarks
 
 
 def scope_of(options: Mapping[str, Any], rows: int, world: int | None) -> dict[str, Any]:
     """Returns what the rules may name: all options with their values, and the numbers derived from them."""
     functions: Any = (ceil, gcd, weighted, as_list, max, min, round, len, bool, int, str, set, list, dict, isinstance)
-    scope = {name: rule["default"] for name, rule in RULES.items()} | options
+    scope: dict[str, Any] = {name: rule["default"] for name, rule in RULES.items()} | dict(options)
     for name in options.keys() & RULES.keys():
         if type(RULES[name]["default"]) in (int, float) and isinstance(scope[name], str):
             try:

@@ -1,6 +1,7 @@
 """Reads a Python script for TRL, without running it."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class TrlScript:
 
     def __init__(self, path: Path, text: str) -> None:
         try:
-            self.tree = ast.parse(text)
+            # A dtype of torch is its name.
+            self.tree = ast.parse(re.sub(r"(?<![\w'\"])torch\.(b?float\d\d)\b", r"'\1'", text))
         except SyntaxError as error:
             raise UsageError(f"{path}:{error.lineno}: this is not Python: {error.msg}") from error
         self.path = path
@@ -66,10 +68,10 @@ class TrlScript:
             )
         names = [name for name, values in self._assigned.items() if config in values.values()]
         changes = [
-            ast.keyword(option, value)
-            for owner, _, option in (name.partition(".") for name in self._assigned)
-            for value in self._assigned[f"{owner}.{option}"].values()
-            if owner in names and option
+            ast.keyword(name.partition(".")[2], value)
+            for name, values in self._assigned.items()
+            if "." in name and name.partition(".")[0] in names
+            for value in values.values()
         ]
         options = self._arguments(config, "output_dir", changes=changes)
         positional = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
@@ -122,7 +124,7 @@ class TrlScript:
             try:
                 value = self._value(keyword.value)
             except UnreadableError:
-                self._remark(keyword.value, TABLE["by_hand"]["option"].format(name=keyword.arg))
+                self._remark(keyword.value, TABLE["by_hand"]["option"].format(name=keyword.arg or "**"))
             else:
                 values |= value if keyword.arg is None else {keyword.arg: value}
         return values
@@ -140,8 +142,6 @@ class TrlScript:
     def _value(self, node: ast.expr) -> Any:
         """Returns the value of an expression of literals, names and arithmetic."""
         node = self._resolved(node)
-        if isinstance(node, ast.Attribute) and self._full_name(node).startswith("torch."):
-            return ast.unparse(node)
         if self._called(node) == "dict":
             return self._arguments(node)
         if not all(isinstance(inner, (*LITERALS, *ARITHMETIC)) for inner in ast.walk(node)):

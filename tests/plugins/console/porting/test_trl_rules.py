@@ -37,7 +37,9 @@ def trl() -> Any:
 @pytest.mark.parametrize("part", ["GRPOConfig", "ModelConfig", "GRPOScriptArguments"])
 def test_every_field_has_a_rule_with_its_default(part: str, trl: Any) -> None:
     if part == "GRPOScriptArguments":
-        from trl.scripts.grpo import GRPOScriptArguments as kind
+        from trl.scripts import grpo
+
+        kind = grpo.GRPOScriptArguments
     else:
         kind = getattr(trl, part)
     defaults = {
