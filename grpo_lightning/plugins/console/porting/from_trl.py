@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,12 @@ def main(args: Sequence[str] | None = None) -> int:
     options, script_remarks = options_of(path)
     num_rows = look_at(options)
     settings, remarks = translate(options, arguments.questions or num_rows, arguments.world)
-    numbered = [f"{number}. {' '.join(remark.split())}" for number, remark in enumerate([*script_remarks, *remarks], 1)]
-    head = [f"{path}, as TRL {TABLE['version']} runs it; written by `grpo from-trl`.", "What is left to do:", *numbered]
-    text = "\n".join([*(f"# {line}" for line in head), *yaml_lines(settings), ""])
+    head = [f"# {path}, as TRL {TABLE['version']} runs it; written by `grpo from-trl`. What is left to do:"]
+    head += [f"# {number}. {' '.join(text.split())}" for number, text in enumerate([*script_remarks, *remarks], 1)]
+    text = "\n".join([*head, *yaml_lines(settings), ""])
     if arguments.out:
         arguments.out.write_text(text, encoding="utf-8")
-        text = "\n".join([f"{arguments.out}: written. What is left to do:", *numbered, ""])
+        text = "\n".join([f"{arguments.out}: written. It begins:", *head, ""])
     print(text, end="")
     return 0
 
@@ -57,6 +58,8 @@ def options_of(path: Path) -> tuple[dict[str, Any], list[str]]:
         if path.suffix == ".py":
             script = TrlScript(path, text)
             return script.options(), script.remarks
+        # YAML reads 1e-6 as text.
+        text = re.sub(r"(: *-?\d+)(e[-+]\d+)", r"\1.0\2", text)
         options = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         if isinstance(error, UsageError):

@@ -1,10 +1,9 @@
 """Translates options of TRL's GRPO by the rules in `trl.yaml`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import ceil, gcd
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,8 +16,7 @@ RULES: dict[str, dict[str, Any]] = {name: rule for part in TABLE["options"].valu
 """The rule of each option of TRL."""
 
 
-@dataclass
-class Setting:
+class Setting(NamedTuple):
     """The value of a key, and where it comes from."""
 
     value: Any
@@ -61,16 +59,10 @@ def translate(
 
 def scope_of(options: Mapping[str, Any], rows: int, world: int | None) -> dict[str, Any]:
     """Returns what the rules may name: all options with their values, and the numbers derived from them."""
-    functions: Any = (ceil, gcd, weighted, as_list, max, min, round, len, bool, int, str, set, list, dict, isinstance)
-    scope: dict[str, Any] = {name: rule["default"] for name, rule in RULES.items()} | dict(options)
-    for name in options.keys() & RULES.keys():
-        if type(RULES[name]["default"]) in (int, float) and isinstance(scope[name], str):
-            try:
-                # YAML reads 1e-6 as text.
-                scope[name] = float(scope[name])
-            except ValueError as error:
-                raise UsageError(f"{name}={scope[name]!r}: TRL takes a number") from error
-    scope |= {"__builtins__": {function.__name__: function for function in functions}, "rows": rows, "world": world}
+    functions: Any = (ceil, gcd, max, min, round, len, bool, int, str, set, list, dict, zip, isinstance)
+    scope: dict[str, Any] = {name: rule["default"] for name, rule in RULES.items()}
+    scope |= {"__builtins__": {function.__name__: function for function in functions}, "rewards": TABLE["rewards"]}
+    scope |= {**options, "rows": rows, "world": world}
     scope["world"] = evaluated(TABLE["world"], scope)
     for refusal in TABLE["refused"]:
         if evaluated(refusal["if"], scope):
@@ -87,37 +79,3 @@ def evaluated(expression: Any, scope: dict[str, Any]) -> Any:
     except (AttributeError, TypeError, ValueError) as error:
         values = ", ".join(f"{name}={scope[name]!r}" for name in RULES if name in str(expression))
         raise UsageError(f"{values}: TRL does not take this either: {error}") from error
-
-
-def weighted(rewards: Sequence[Any], weights: Sequence[float] | None) -> list[dict[str, Any]]:
-    """Returns the configurations of rewards with their weights.
-
-    Args:
-        rewards: Configurations, names of TRL's own functions, or import paths of functions.
-        weights: A weight for each, or None.
-    """
-    if weights and len(weights) != len(rewards):
-        raise UsageError(f"reward_weights={weights}: give a weight for each of the {len(rewards)} reward functions")
-    configurations = [reward if isinstance(reward, dict) else configuration_of(reward) for reward in rewards]
-    for configuration, weight in zip(configurations, weights or (), strict=False):
-        configuration.setdefault("init_args", {})["weight"] = weight
-    return configurations
-
-
-def configuration_of(reward: str, **arguments: Any) -> dict[str, Any]:
-    """Returns the configuration of a reward function.
-
-    Args:
-        reward: The name of a function of TRL's own, or the import path of a function.
-        arguments: The arguments with which a function of TRL's makes the reward.
-    """
-    rule = TABLE["rewards"].get(reward.removeprefix("trl.rewards."))
-    if rule is None:
-        return {"class_path": "TRLReward", "init_args": {"function": reward}}
-    values = rule.get("init_args", {}) | {rule["arguments"][name]: value for name, value in arguments.items()}
-    return {"class_path": rule["class_path"]} | ({"init_args": values} if values else {})
-
-
-def as_list(value: Any) -> list[Any] | None:
-    """Returns a list of one or several values; None where there is none."""
-    return value if value is None or isinstance(value, list) else [value]

@@ -6,11 +6,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.plugins.console.porting.trl_rules import TABLE, configuration_of
+from grpo_lightning.plugins.console.porting.trl_rules import TABLE
 from grpo_lightning.types import UsageError
 
 LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.expr_context)
 ARITHMETIC = (ast.Name, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
+BEHIND = (ast.FunctionDef, ast.ClassDef, ast.If)
+"""Statements that start nothing when the script is imported; an `if` at the top asks for `__main__`."""
 HARMLESS = ("shuffle", "remove_columns", "select_columns", "with_format")
 """Methods of a dataset that change nothing which is read here."""
 
@@ -36,8 +38,7 @@ class TrlScript:
         self.path = path
         self.remarks: list[str] = []
         """What could not be read, by the number of its line."""
-        self.is_imported = False
-        """True if a reward or an environment is a function or class of the script."""
+        self._is_imported = False
         self._definitions: set[str] = set()
         self._imports: dict[str, str] = {}
         """The full name of each imported name."""
@@ -80,12 +81,9 @@ class TrlScript:
                 options |= self._trainer_option(str(keyword.arg), self._resolved(keyword.value))
             except UnreadableError:
                 self._remark(keyword.value, TABLE["by_hand"].get(keyword.arg, "set it by hand"))
-        starts_trl = any(
-            config in ast.walk(statement)
-            for statement in self.tree.body
-            if isinstance(statement, ast.Assign | ast.Expr)
-        )
-        if self.is_imported and starts_trl:
+        if self._is_imported and config in [
+            node for line in self.tree.body for node in ast.walk(line) if not isinstance(line, BEHIND)
+        ]:
             self.remarks.append(TABLE["by_hand"]["main"].format(path=self.path))
         return options
 
@@ -178,23 +176,23 @@ class TrlScript:
         return {name: ast.unparse(node)}
 
     def _reward(self, node: Any) -> Any:
-        """Returns the configuration of a reward: a function, a call of one of TRL's own, or a model."""
+        """Returns a reward: the import path of a function, or the configuration of a model or of one of TRL's own."""
         if isinstance(node, ast.Constant):
             return {"class_path": "LearnedReward", "init_args": {"path": node.value}}
-        if self._called(node) in TABLE["rewards"]:
-            arguments = self._arguments(node, "max_completion_len", "soft_punish_cache")
-            return configuration_of(self._called(node), **arguments)
+        if rule := TABLE["rewards"].get(self._called(node)):
+            arguments = self._arguments(node, *TABLE["overlong"])
+            return rule | {"init_args": {TABLE["overlong"][name]: value for name, value in arguments.items()}}
         try:
-            return configuration_of(self._location(node))
+            return self._location(node)
         except UnreadableError:
             self._remark(node, TABLE["by_hand"]["reward_funcs"])
-            return configuration_of("my_rewards.py:NAME")
+            return "my_rewards.py:NAME"
 
     def _location(self, node: ast.expr) -> str:
         """Returns the import path of a function or a class."""
         name = self._full_name(node)
         if name in self._definitions:
-            self.is_imported = True
+            self._is_imported = True
             return f"{self.path}:{name}"
         module, _, function = name.rpartition(".")
         if ast.unparse(node).partition(".")[0] not in self._imports:

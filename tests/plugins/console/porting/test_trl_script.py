@@ -97,15 +97,14 @@ def test_arguments_of_the_trainer(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    trl_reward = {"class_path": "TRLReward"}
     assert options == {
         "reward_funcs": [
-            trl_reward | {"init_args": {"function": f"{tmp_path}/train.py:local"}},
-            {"class_path": "MathVerifier"},
-            trl_reward | {"init_args": {"function": f"{tmp_path}/mine.py:score"}},
+            f"{tmp_path}/train.py:local",
+            "trl.rewards.accuracy_reward",
+            f"{tmp_path}/mine.py:score",
             {"class_path": "OverlongPenalty", "init_args": {"max_length": 100, "cache": 20}},
             {"class_path": "LearnedReward", "init_args": {"path": "org/model"}},
-            trl_reward | {"init_args": {"function": "my_rewards.py:NAME"}},
+            "my_rewards.py:NAME",
         ],
         "train_dataset": {"path": "openai/gsm8k", "name": "main", "split": "train[:90%]"},
         "use_peft": True,
@@ -183,8 +182,8 @@ def test_the_file_is_what_is_printed(
     assert answer(["from-trl", "train.py", "--out", "run.yaml"]) == 0
     assert Path("run.yaml").read_text() == printed
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "run.yaml: written. What is left to do:"
-    assert [f"# {line}" for line in said[1:]] == [line for line in printed.splitlines() if line.startswith("# ")][2:]
+    assert said[0] == "run.yaml: written. It begins:"
+    assert said[1:] == [line for line in printed.splitlines() if line.startswith("# ")]
     values = yaml.safe_load(printed)
     assert values["loop"] == {"group_size": 4, "mu": 1, "num_minibatches": 1, "prompts_per_step": 2}
     assert "  # learning_rate=0.001\n" in printed and "# TRL's default top_p=1.0\n" in printed
