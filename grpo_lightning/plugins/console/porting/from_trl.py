@@ -1,7 +1,6 @@
 """`grpo from-trl`: prints the configuration of a run that is set up for TRL."""
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,16 +54,13 @@ def options_of(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the options in a file by TRL's names, and remarks about what could not be read."""
     try:
         text = path.read_text(encoding="utf-8")
-        if path.suffix == ".py":
-            script = TrlScript(path, text)
-            return script.options(), script.remarks
-        # YAML reads 1e-6 as text.
-        text = re.sub(r"(: *-?\d+)(e[-+]\d+)", r"\1.0\2", text)
-        options = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        if isinstance(error, UsageError):
-            raise
+        # JSON is YAML, which reads 1e-6 as text.
+        options = {} if path.suffix == ".py" else yaml.safe_load(re.sub(r"(: *-?\d+)(e[-+]\d+)", r"\1.0\2", text))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: it cannot be read: {' '.join(str(error).split())}") from error
+    if path.suffix == ".py":
+        script = TrlScript(path, text)
+        return script.options(), script.remarks
     if not isinstance(options, dict) or not RULES.keys() & options.keys():
         raise UsageError(
             f"{path}: there is no option of GRPOConfig in it: give a script, a YAML or a JSON file for TRL"
@@ -75,10 +71,10 @@ def options_of(path: Path) -> tuple[dict[str, Any], list[str]]:
 def look_at(options: dict[str, Any]) -> int:
     """Returns the number of questions in the training file, and notes whether they are lists of messages; 0 without."""
     path = Path(str((options.get("train_dataset") or {}).get("data_files")))
-    if not path.is_file() or path.suffix not in READERS:
-        return 0
-    rows = [row for _, row in READERS[path.suffix](path)]
-    options["conversational"] = isinstance(rows[0].get("prompt"), list) if rows else None
+    is_table = path.is_file() and path.suffix in READERS
+    rows = [row for _, row in READERS[path.suffix](path)] if is_table else []
+    if rows:
+        options["conversational"] = isinstance(rows[0].get("prompt"), list)
     return len(rows)
 
 

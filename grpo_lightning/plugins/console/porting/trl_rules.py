@@ -51,18 +51,15 @@ def translate(
         differs = "says" in rule and scope[name] != rule["default"]
         if evaluated(rule["if"], scope) if "if" in rule else differs:
             remarks.append(text * (name in options) + rule["says"].format_map(scope))
-    places = {
-        key: (place, key) for place, head in enumerate(TABLE["order"]) for key in settings if key.startswith(head)
-    }
-    return {key: settings[key] for key in sorted(settings, key=places.__getitem__)}, remarks
+    # The sections from trainer to checkpoint, each with its keys together.
+    ordered = sorted(sorted(settings.items()), key=lambda item: item[0].partition(".")[0], reverse=True)
+    return dict(ordered), remarks
 
 
 def scope_of(options: Mapping[str, Any], rows: int, world: int | None) -> dict[str, Any]:
     """Returns what the rules may name: all options with their values, and the numbers derived from them."""
-    functions: Any = (ceil, gcd, max, min, round, len, bool, int, str, set, list, dict, zip, isinstance)
-    scope: dict[str, Any] = {name: rule["default"] for name, rule in RULES.items()}
-    scope |= {"__builtins__": {function.__name__: function for function in functions}, "rewards": TABLE["rewards"]}
-    scope |= {**options, "rows": rows, "world": world}
+    scope: dict[str, Any] = {name: rule["default"] for name, rule in RULES.items()} | dict(options)
+    scope |= {"rows": rows, "world": world, "rewards": TABLE["rewards"], "ceil": ceil, "gcd": gcd}
     scope["world"] = evaluated(TABLE["world"], scope)
     for refusal in TABLE["refused"]:
         if evaluated(refusal["if"], scope):
@@ -73,7 +70,7 @@ def scope_of(options: Mapping[str, Any], rows: int, world: int | None) -> dict[s
 
 
 def evaluated(expression: Any, scope: dict[str, Any]) -> Any:
-    """Returns the value of an expression of the table, which may name nothing but what is in the scope."""
+    """Returns the value of an expression of the table, which may name what is in the scope."""
     try:
         return eval(str(expression), scope)
     except (AttributeError, TypeError, ValueError) as error:

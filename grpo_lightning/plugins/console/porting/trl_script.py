@@ -9,16 +9,14 @@ from typing import Any
 from grpo_lightning.plugins.console.porting.trl_rules import TABLE
 from grpo_lightning.types import UsageError
 
-LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.expr_context)
-ARITHMETIC = (ast.Name, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
-BEHIND = (ast.FunctionDef, ast.ClassDef, ast.If)
-"""Statements that start nothing when the script is imported; an `if` at the top asks for `__main__`."""
+NO_ARITHMETIC = (ast.Call, ast.Attribute, ast.Lambda, ast.Await)
+"""What would run code of the script."""
 HARMLESS = ("shuffle", "remove_columns", "select_columns", "with_format")
 """Methods of a dataset that change nothing which is read here."""
 
 
-class UnreadableError(Exception):
-    """The value is known only when the script runs."""
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError)
+"""Exceptions for a value that is known only when the script runs."""
 
 
 class TrlScript:
@@ -38,52 +36,46 @@ class TrlScript:
         self.path = path
         self.remarks: list[str] = []
         """What could not be read, by the number of its line."""
-        self._is_imported = False
-        self._definitions: set[str] = set()
-        self._imports: dict[str, str] = {}
-        """The full name of each imported name."""
+        self._names: dict[str, str] = {}
+        """The full name of each name that is imported or defined."""
         self._assigned: dict[str, dict[int, Any]] = defaultdict(dict)
         """The values that a name or attribute is assigned, by the last line of the assignment."""
         for node in ast.walk(self.tree):
             match node:
-                case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
+                case ast.Assign(targets=[target]) | ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                    # That of an AugAssign is no expression, and cannot be read.
+                    value = node if isinstance(node, ast.AugAssign) else node.value
                     self._assigned[ast.unparse(target)][node.end_lineno or 0] = value
-                case ast.AugAssign(target=target):
-                    # It is no expression, and cannot be read.
-                    self._assigned[ast.unparse(target)][node.end_lineno or 0] = node
                 case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                    module = getattr(node, "module", None)
-                    for alias in aliases:
-                        self._imports[alias.asname or alias.name] = f"{module}.{alias.name}" if module else alias.name
+                    module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                    self._names |= {alias.asname or alias.name: module + alias.name for alias in aliases}
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    self._definitions.add(name)
+                    self._names[name] = f"{path.stem}.{name}"
 
     def options(self) -> dict[str, Any]:
         """Returns the options of the run, by TRL's names. Raises UsageError without exactly one GRPOConfig."""
         config = self._call_of("GRPOConfig")
-        trainer = self._call_of("GRPOTrainer")
         if config is None:
             raise UsageError(
                 f"{self.path}: there is no GRPOConfig(...) in it. If the script takes its options from the command "
                 "line or from a YAML file, give that file"
             )
-        names = [name for name, values in self._assigned.items() if config in values.values()]
-        changes = [
-            ast.keyword(name.partition(".")[2], value)
-            for name, values in self._assigned.items()
-            if "." in name and name.partition(".")[0] in names
-            for value in values.values()
-        ]
-        options = self._arguments(config, "output_dir", changes=changes)
-        positional = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-        for keyword in keywords_of(trainer, positional) if trainer else ():
+        # Options may be assigned after the config is made.
+        owners = [name for name, values in self._assigned.items() if config in values.values()]
+        for name, values in self._assigned.items():
+            owner, dot, option = name.partition(".")
+            if dot and owner in owners:
+                config.keywords += [ast.keyword(option, value) for value in values.values()]
+        options = self._arguments(config, "output_dir")
+        trainer = self._call_of("GRPOTrainer")
+        names = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+        for keyword in keywords_of(trainer, names) if trainer else ():
             try:
                 options |= self._trainer_option(str(keyword.arg), self._resolved(keyword.value))
-            except UnreadableError:
+            except UNREADABLE:
                 self._remark(keyword.value, TABLE["by_hand"].get(keyword.arg, "set it by hand"))
-        if self._is_imported and config in [
-            node for line in self.tree.body for node in ast.walk(line) if not isinstance(line, BEHIND)
-        ]:
+        is_imported = f"{self.path}:" in str(options)
+        if is_imported and "__name__" not in ast.unparse(self.tree):
             self.remarks.append(TABLE["by_hand"]["main"].format(path=self.path))
         return options
 
@@ -98,7 +90,7 @@ class TrlScript:
     def _full_name(self, node: ast.AST) -> str:
         """Returns the name of a function or class, with its module."""
         head, dot, tail = ast.unparse(node).partition(".")
-        return self._imports.get(head, head) + dot + tail
+        return self._names.get(head, head) + dot + tail
 
     def _called(self, node: ast.AST) -> str:
         """Returns the last name of what is called; empty if nothing is."""
@@ -109,19 +101,18 @@ class TrlScript:
         text = " ".join(ast.unparse(node).split())[:80]
         self.remarks.append(f"line {node.lineno}: {text} is known only when the script runs: {advice}")
 
-    def _arguments(self, call: ast.AST, *names: str, changes: list[ast.keyword] | None = None) -> dict[str, Any]:
+    def _arguments(self, call: ast.AST, *names: str) -> dict[str, Any]:
         """Returns the arguments of a call that can be read, and notes the others.
 
         Args:
             call: The call.
             names: The names of its positional arguments.
-            changes: What is assigned to these arguments later.
         """
         values: dict[str, Any] = {}
-        for keyword in [*keywords_of(call, names), *(changes or [])]:
+        for keyword in keywords_of(call, names):
             try:
                 value = self._value(keyword.value)
-            except UnreadableError:
+            except UNREADABLE:
                 self._remark(keyword.value, TABLE["by_hand"]["option"].format(name=keyword.arg or "**"))
             else:
                 values |= value if keyword.arg is None else {keyword.arg: value}
@@ -142,19 +133,17 @@ class TrlScript:
         node = self._resolved(node)
         if self._called(node) == "dict":
             return self._arguments(node)
-        if not all(isinstance(inner, (*LITERALS, *ARITHMETIC)) for inner in ast.walk(node)):
-            raise UnreadableError
+        if any(isinstance(inner, NO_ARITHMETIC) for inner in ast.walk(node)):
+            raise ValueError
         names = {inner.id: inner for inner in ast.walk(node) if isinstance(inner, ast.Name)}
         if node in names.values():
-            raise UnreadableError
+            raise ValueError
         values = {name: self._value(inner) for name, inner in names.items()}
         return eval(compile(ast.Expression(node), str(self.path), "eval"), {"__builtins__": {}}, values)
 
     def _trainer_option(self, name: str, node: Any) -> dict[str, Any]:
         """Returns the options in an argument of GRPOTrainer."""
         match name, self._called(node):
-            case "args", _:
-                return {}
             case "model", "from_pretrained":
                 values = self._arguments(node, "model_name_or_path")
                 return {"model_name_or_path": values.pop("model_name_or_path", None), "model_init_kwargs": values}
@@ -171,8 +160,6 @@ class TrlScript:
                 return TABLE["adapter"]["defaults"] | values
             case "train_dataset" | "eval_dataset", _:
                 return {name: self._dataset(node)}
-            case "peft_config", _:
-                raise UnreadableError
         return {name: ast.unparse(node)}
 
     def _reward(self, node: Any) -> Any:
@@ -184,21 +171,17 @@ class TrlScript:
             return rule | {"init_args": {TABLE["overlong"][name]: value for name, value in arguments.items()}}
         try:
             return self._location(node)
-        except UnreadableError:
+        except UNREADABLE:
             self._remark(node, TABLE["by_hand"]["reward_funcs"])
             return "my_rewards.py:NAME"
 
     def _location(self, node: ast.expr) -> str:
         """Returns the import path of a function or a class."""
-        name = self._full_name(node)
-        if name in self._definitions:
-            self._is_imported = True
-            return f"{self.path}:{name}"
-        module, _, function = name.rpartition(".")
-        if ast.unparse(node).partition(".")[0] not in self._imports:
-            raise UnreadableError
+        module, _, name = self._full_name(node).rpartition(".")
+        if ast.unparse(node).partition(".")[0] not in self._names:
+            raise ValueError
         file = self.path.parent / f"{module.replace('.', '/')}.py"
-        return f"{file}:{function}" if file.exists() else name
+        return f"{file}:{name}" if file.exists() else f"{module}.{name}"
 
     def _dataset(self, node: Any) -> dict[str, Any]:
         """Returns the arguments of load_dataset, with the split that is taken of it."""
@@ -211,7 +194,7 @@ class TrlScript:
                     if method not in HARMLESS:
                         self._remark(node, TABLE["by_hand"]["map"])
                 case _:
-                    raise UnreadableError
+                    raise ValueError
             node = self._resolved(source)
         return self._arguments(node, "path", "name") | split
 

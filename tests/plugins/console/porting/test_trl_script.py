@@ -75,7 +75,8 @@ def test_a_name_has_the_value_above_its_line() -> None:
 
 
 def test_arguments_of_the_trainer(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("")
+    for name in ("mine", "train"):
+        (tmp_path / f"{name}.py").touch()
     options, remarks = read(
         """
         import mine
@@ -112,6 +113,7 @@ def test_arguments_of_the_trainer(tmp_path: Path) -> None:
         "lora_alpha": 8,
         "lora_dropout": 0.0,
         "environment_factory": f"{tmp_path}/train.py:Tool",
+        "args": "GRPOConfig()",
         "callbacks": "[Log()]",
     }
     assert [remark.partition(":")[2].partition(" is known")[0].strip() for remark in remarks[:-1]] == [
@@ -151,7 +153,7 @@ def test_a_mistake_is_one_sentence(
     [
         ("nowhere.py", None, "nowhere.py: it cannot be read: [Errno 2] No such file"),
         ("run.yaml", "a: [", "run.yaml: it cannot be read: while parsing"),
-        ("run.json", "{", "run.json: it cannot be read: Expecting property name"),
+        ("run.json", "{", "run.json: it cannot be read: while parsing"),
         ("run.yaml", "trainer: {max_epochs: 3}", "there is no option of GRPOConfig in it"),
         ("run.yaml", "- 1", "there is no option of GRPOConfig in it"),
         ("run.yaml", "beta: 0.1", "--out run.yaml: there is such a file already"),
