@@ -27,7 +27,7 @@ REPLACED_BY: dict[str, tuple[Any, str]] = {
     "gradient_clip_val": (None, "model.guard.grad_clip"),
     "gradient_clip_algorithm": (None, "model.guard.grad_clip (a norm)"),
     "accumulate_grad_batches": (1, "loop.max_tokens; it sets the memory of a forward and never changes the gradient"),
-    "max_steps": (-1, "trainer.max_epochs (exploration steps)"),
+    "max_steps": (-1, "trainer.max_epochs, exploration steps: max_steps / (loop.mu x loop.num_minibatches)"),
     "overfit_batches": (0, "few questions in data.task, for as many steps as it takes"),
     "limit_train_batches": (1.0, f"trainer.max_epochs for fewer steps; {PASSES}"),
     "reload_dataloaders_every_n_epochs": (0, "nothing: every step samples anew"),

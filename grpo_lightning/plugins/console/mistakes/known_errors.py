@@ -24,7 +24,9 @@ ELSEWHERE = {
     "loop.prompts_per_step divided by loop.num_minibatches": "| ppo_mini_batch_size",
     "loop.prompts_per_step x loop.group_size": "generation_batch_size",
     "loop.prompts_per_step x loop.group_size / (devices x steps_per_generation)": "per_device_train_batch_size",
-    "loop.prompts_per_step x loop.group_size / (devices x per_device_train_batch_size)": "gradient_accumulation_steps",
+    "loop.prompts_per_step x loop.group_size / (devices x per_device_train_batch_size x loop.num_minibatches)": (
+        "gradient_accumulation_steps"
+    ),
     "loop.steps_per_iteration": "ref_model_sync_steps",
     "model.advantage": "scale_rewards multi_objective_aggregation | adv_estimator norm_adv_by_std_in_grpo",
     "model.engine VLLMEngine": "use_vllm vllm_mode",
@@ -57,7 +59,8 @@ ELSEWHERE = {
     "trainer.check_val_every_n_epoch": "eval_steps | test_freq",
     "trainer.default_root_dir": "output_dir | default_local_dir",
     "trainer.logger WandbLogger": "report_to",
-    "trainer.max_epochs, exploration steps": "num_train_epochs | total_epochs total_training_steps",
+    "trainer.max_epochs, exploration steps": "| total_training_steps",
+    "trainer.max_epochs x loop.prompts_per_step / questions": "num_train_epochs | total_epochs",
     "trainer.precision bf16-mixed": "bf16",
     "trainer.precision 16-mixed": "fp16",
 }
