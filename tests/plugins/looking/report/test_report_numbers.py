@@ -178,18 +178,19 @@ class Recomputed:
         at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
         return text_of(fmean(values), half), f"{basis}, {at}"
 
-    def difference_cell(self, arm: str) -> tuple[str, str]:
+    def difference(self, arm: str) -> tuple[float, float | None, str]:
+        """Mean, half and basis."""
         seeds = self.runs[arm].keys() & self.runs["a"].keys()
         pairs = [(self.runs[arm][seed], self.runs["a"][seed]) for seed in seeds]
         tables = [[self.by_question(folder) for folder in folders] for folders in zip(*pairs, strict=True)]
         if len(pairs) < 2 or any(row is None for table in tables for row in table):
             differences = [self.value(folder) - self.value(base) for folder, base in pairs]
-            return text_of(fmean(differences), half_over_seeds(differences), "+"), counted(len(pairs))
+            return fmean(differences), half_over_seeds(differences), counted(len(pairs))
         table = [[v - b for v, b in zip(row, base, strict=True)] for row, base in zip(*tables, strict=True)]
         half = half_of(components(table))
         unpaired = half_of(components(tables[0]) + components(tables[1]))
         basis = f"{counted(len(pairs))} × {QUESTIONS} questions; unpaired ± {unpaired:.2g}"
-        return text_of(fmean(map(fmean, table)), half, "+"), f"{basis}, {unpaired / half:.1f} times as wide"
+        return fmean(map(fmean, table)), half, f"{basis}, {unpaired / half:.1f} times as wide"
 
 
 def recomputed_threshold(root: Path, arm: str, axis: str) -> tuple[str, str] | None:
@@ -228,19 +229,32 @@ def test_every_number_is_what_the_files_say(tmp_path: Path, axis: str) -> None:
     assert (
         answer(["report", str(tmp_path / "runs"), "-o", str(out), "--x", axis, "--metrics", *METRICS, threshold]) == 0
     )
-    validation, reward, reached = cells_of(out.read_text(encoding="utf-8"))
-    num_cells = 0
+    page = out.read_text(encoding="utf-8")
+    validation, reward, reached = cells_of(page)
+    num_cells = num_tested = num_marked = 0
     for rows, metrics in ((validation, METRICS[:3]), (reward, METRICS[3:])):
         for column, metric in enumerate(metrics):
             expected = Recomputed(tmp_path / "runs", metric, axis)
             for arm, cells in rows.items():
                 assert cells[2 * column] == expected.arm_cell(arm), (metric, arm)
-                difference = expected.difference_cell(arm) if arm != "a" else ("", "")
-                assert cells[2 * column + 1] == difference, (metric, arm)
                 num_cells += 2
+                if arm == "a":
+                    assert cells[2 * column + 1] == ("", "")
+                    continue
+                mean, half, basis = expected.difference(arm)
+                assert cells[2 * column + 1] == (text_of(mean, half, "+"), basis), (metric, arm)
+                num_tested += half is not None
+                num_marked += half is not None and abs(mean) > half
     for arm, cells in reached.items():
         assert cells[0] == recomputed_threshold(tmp_path / "runs", arm, axis)
     assert num_cells == 2 * len(ARMS) * len(METRICS) and len(reached) == len(ARMS)
+    # Thresholds that all runs of two arms reach are differences too.
+    for cells in reached.values():
+        is_tested = "±" in cells[1][0]
+        num_tested += is_tested
+        num_marked += is_tested and f"<mark>{cells[1][0]}</mark>" in page
+    assert f"Of {num_tested} differences" in page and f"<strong>{num_marked}</strong>" in page
+    assert page.count("<mark>") == num_marked + 1  # and the word that explains it
     # No number without what it was taken of.
     for rows in (validation, reward, reached):
         assert all(basis for cells in rows.values() for text, basis in cells if text)
