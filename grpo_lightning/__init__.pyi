@@ -109,6 +109,7 @@ from grpo_lightning.plugins.looking.inspector.record import CompletionRecord as 
 from grpo_lightning.plugins.looking.inspector.record import GroupRecord as GroupRecord
 from grpo_lightning.plugins.looking.inspector.record import StepRecord as StepRecord
 from grpo_lightning.plugins.looking.inspector.record import TokenRecord as TokenRecord
+from grpo_lightning.plugins.looking.loggers.provenance_file import Provenance as Provenance
 from grpo_lightning.plugins.looking.loggers.sampled_completions import PredictionWriter as PredictionWriter
 from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions as SampledCompletions
 from grpo_lightning.plugins.looking.loggers.trackio_logger import TrackioLogger as TrackioLogger

@@ -45,7 +45,9 @@ COMMANDS: dict[str, Command] = {
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "judge": Command("Measures how well a judge agrees with the verifier.", f"{PLUGINS}.rewards.judge.judge_command"),
-    "env": Command("Prints the versions of everything, for a bug report.", f"{PLUGINS}.console.start.env"),
+    "env": Command(
+        "Prints the versions of everything, for a bug report, or what made a run.", f"{PLUGINS}.console.start.env"
+    ),
 }
 """In the order in which they are used."""
 
@@ -59,7 +61,7 @@ SECTIONS = {
 }
 """Callbacks with options: the public name of the class, by the section of its options beside `model` and `data`."""
 
-ALWAYS = ("FirstLook", "RunSummary", "ValidationValues")
+ALWAYS = ("FirstLook", "RunSummary", "ValidationValues", "Provenance")
 """Callbacks without options, by their public names. Every run has them."""
 
 DEFAULTS: dict[str, Any] = {

@@ -11,7 +11,6 @@ import lightning as L
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_info
 
 import grpo_lightning
 from grpo_lightning import disk
@@ -58,18 +57,17 @@ class SaveConfig(SaveConfigCallback):
         config["ckpt_path"] = None
         text = self.parser.dump(config, skip_unset=False)
         folder = Path(trainer.default_root_dir)
-        self._keep(folder / "config.yaml", text, trainer.current_epoch, resumed=trainer.ckpt_path is not None)
+        self._keep(folder / "config.yaml", text, trainer.current_epoch)
         for logger in trainer.loggers:
             logger.log_hyperparams(without_secrets(yaml.safe_load(text)))
 
-    def _keep(self, path: Path, text: str, steps: int, resumed: bool) -> None:
+    def _keep(self, path: Path, text: str, steps: int) -> None:
         """Writes `text` to `path`; moves another configuration there to a numbered file.
 
         Args:
             path: The file `config.yaml`.
             text: The new configuration.
             steps: Steps that the run has done.
-            resumed: The run continues from a checkpoint.
         """
         # A run that continues from an earlier checkpoint shortens the time of configurations that came later.
         for until, file in earlier_files(path.parent):
@@ -79,14 +77,11 @@ class SaveConfig(SaveConfigCallback):
 
         if path.exists():
             earlier_text = path.read_text(encoding="utf-8")
-            changes = differences(earlier_text, text)
-            if not changes:
+            if not differences(earlier_text, text):
                 return
             files = (path.with_name(f"config.{number}.yaml") for number in count(1))
             file = next(file for file in files if not file.exists())
             disk.write_whole(file, f"{UNTIL}{steps}\n{earlier_text}")
-            if resumed:
-                rank_zero_info(f"continued with other options ({file.name} has the earlier ones): {', '.join(changes)}")
         disk.write_whole(path, text)
 
 

@@ -1,4 +1,4 @@
-"""`grpo env`: the versions and the hardware, for a bug report."""
+"""`grpo env`: the versions and the hardware, for a bug report; with `--run` those that made a run."""
 
 import argparse
 import os
@@ -7,19 +7,52 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning.plugins.looking.run_files.provenance import FILE, environment, read_starts
+from grpo_lightning.plugins.looking.run_files.run_configs import flat
+from grpo_lightning.types import UsageError
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Prints a line per fact; returns the exit code."""
     description = "Prints the versions of Python and of the packages, and the hardware, for a bug report."
-    argparse.ArgumentParser("grpo env", description=description).parse_args(args)
+    parser = argparse.ArgumentParser("grpo env", description=description)
+    parser.add_argument("--run", type=Path, metavar="DIR", help="print what made this run instead, and what differs")
+    run = parser.parse_args(args).run
+    facts = chain(packages(), hardware()) if run is None else of_run(run)
     try:
-        for name, value in (*packages(), *hardware()):
+        for name, value in facts:
             print(f"{name}: {value}", flush=True)
     except BrokenPipeError:
         # `grpo env | head` ends early: further output goes nowhere, as Python's manual advises.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def of_run(run: Path) -> Iterator[tuple[str, str]]:
+    """Yields what made each start of a run, with the present value where it differs, and what differs since then."""
+    starts = read_starts(run)
+    if not starts:
+        raise UsageError(
+            f"--run {run}: it has no {FILE}, which `grpo fit` writes from this version on, and a run in Python with "
+            "Trainer(callbacks=[..., Provenance()])"
+        )
+    present = environment()
+    for number, start in enumerate(starts, 1):
+        yield f"start {number}", f"after step {start.pop('step', 0)}"
+        for name, value in flat(start).items():
+            differs = name in present and present[name] != value
+            yield f"  {name}", f"{shown(value)}{f' (here: {shown(present[name])})' if differs else ''}"
+    changed_names = [name for name, value in present.items() if starts[-1].get(name) != value]
+    yield "differs here from the newest start", ", ".join(changed_names) or "nothing"
+
+
+def shown(value: Any) -> str:
+    """Returns a value as text; `none` for no commit and no GPU."""
+    return "none" if value is None else str(value)
 
 
 def packages() -> Iterator[tuple[str, str]]:

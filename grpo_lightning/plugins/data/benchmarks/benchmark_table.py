@@ -7,7 +7,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.metrics import with_half_width
+from grpo_lightning.plugins.looking.run_files.provenance import start_of
 from grpo_lightning.training.evaluation import Evaluation, none_if_nan
 
 
@@ -33,7 +35,8 @@ class EvaluationTable(Callback):
         if trainer.is_global_zero:
             print(table([row(name, evaluation) for name, evaluation in evaluations.items()]))
             if self.out is not None:
-                Path(self.out).write_text(json.dumps({"model": pl_module.policy.path, **numbers}, indent=2) + "\n")
+                made_by = {"model": pl_module.policy.path, "provenance": start_of(trainer, GRPOLoop.find(trainer).seed)}
+                Path(self.out).write_text(json.dumps(made_by | numbers, indent=2) + "\n")
 
     on_test_end = on_validation_end
 

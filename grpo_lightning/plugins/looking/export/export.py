@@ -4,7 +4,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from grpo_lightning import disk
 from grpo_lightning.plugins.console.mistakes.disk_errors import refusal
+from grpo_lightning.plugins.looking.run_files.provenance import Start
 from grpo_lightning.plugins.looking.run_files.run_configs import read_config
 from grpo_lightning.plugins.looking.run_files.run_scalars import read_scalars, validation_names
 from grpo_lightning.plugins.looking.run_files.run_validations import read_validations
@@ -74,7 +75,8 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
     origin = f"after {saved['epoch'] + 1} exploration steps of GRPO: {size}. Checkpoint: `{path.name}`"
     is_of_run = path.resolve().is_relative_to(run.resolve())
     scores = scores_after(run, saved["epoch"]) if is_of_run else {}
-    card = model_card(config, kind, origin, out.resolve().name, scores)
+    starts = saved.get("provenance", {}).get("starts", [])
+    card = model_card(config, kind, origin, out.resolve().name, scores, starts)
     with whole_folder(out) as folder:
         if kind == "adapter":
             save_adapter(model, folder, str(policy["path"]))
@@ -103,7 +105,14 @@ def scores_after(run: Path, step: int) -> dict[str, Measurement]:
     return scores
 
 
-def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, scores: Mapping[str, Measurement]) -> str:
+def model_card(
+    config: Mapping[str, Any],
+    kind: str,
+    origin: str,
+    name: str,
+    scores: Mapping[str, Measurement],
+    starts: Sequence[Start] = (),
+) -> str:
     """Returns a README.md as model hubs read it: a head in YAML, the policy's origin, and the run's configuration.
 
     Args:
@@ -112,6 +121,7 @@ def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, sco
         origin: How the policy was made from its base.
         name: The name of the exported model.
         scores: The results of the checkpoint's validations, by metric.
+        starts: What made each start of the run.
     """
     base = str(config["model"]["policy"]["path"])
     data = config["data"]
@@ -136,14 +146,15 @@ def model_card(config: Mapping[str, Any], kind: str, origin: str, name: str, sco
         results.append({"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics})
     if results:
         head["model-index"] = [{"name": name, "results": results}]
-    head_text, config_text = (
-        yaml.safe_dump(options, sort_keys=False, allow_unicode=True) for options in (head, dict(config))
+    head_text, config_text, starts_text = (
+        yaml.safe_dump(options, sort_keys=False, allow_unicode=True) for options in (head, dict(config), [*starts])
     )
     prompts = "Prompts are made as under `data` in the configuration"
     measured = {key.removeprefix("val/"): score for key, score in scores.items() if score.num_questions}
     if measured:
         origin += f". Validation: {with_questions(measured)}; ± is half the 95 % interval over questions"
-    return f"---\n{head_text}---\n\n`{base}` {origin}. {prompts}:\n\n{indent(config_text, '    ')}"
+    text = f"---\n{head_text}---\n\n`{base}` {origin}. {prompts}:\n\n{indent(config_text, '    ')}"
+    return f"{text}\nEach start of the run:\n\n{indent(starts_text, '    ')}" if starts else text
 
 
 def on_hub(name: str) -> bool:

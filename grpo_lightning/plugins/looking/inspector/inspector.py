@@ -29,6 +29,7 @@ from grpo_lightning.plugins.looking.inspector.record import (
     path_of,
     step_of,
 )
+from grpo_lightning.plugins.looking.run_files.provenance import newest_start
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.task_data import TaskData
@@ -164,6 +165,7 @@ class Inspector(Callback, Observer):
             rewards=[reward.name for reward in scorer.rewards],
             correct=scorer.grader.name,
             groups=groups,
+            provenance=newest_start(self._trainer.default_root_dir),
         )
         path = path_of(self._trainer.default_root_dir, step)
         disk.write_whole(path, "".join(line + "\n" for line in record.lines()))

@@ -246,6 +246,8 @@ class StepRecord:
     """The temperature at which followed prompts are measured."""
     format: int = FORMAT
     """The format of the file."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """What made the start of the run that recorded the step, as in `provenance.yaml`; empty if it is unknown."""
 
     def lines(self) -> list[str]:
         """Returns the lines of the step's file."""

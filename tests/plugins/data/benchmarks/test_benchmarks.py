@@ -54,6 +54,9 @@ def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.Captu
     run()
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["model"] == "policy" and {"one", "two"} < found.keys()
+    assert found["provenance"].keys() >= {"grpo_lightning", "commit", "torch", "command", "seed", "precision"}
+    digests = {name: f"{found[name]['questions']} (4 questions)" for name in ("one", "two")}
+    assert found["provenance"]["data"] == digests
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if " ± " in line]
     for name, line in zip(("one", "two"), lines, strict=True):
         numbers = found[name]
