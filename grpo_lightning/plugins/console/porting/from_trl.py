@@ -70,7 +70,9 @@ def options_of(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def look_at(options: dict[str, Any]) -> int:
     """Returns the number of questions in the training file, and notes whether they are lists of messages; 0 without."""
-    path = Path(str((options.get("train_dataset") or {}).get("data_files")))
+    source = options.get("train_dataset") or {}
+    files = source.get("data_files")
+    path = Path(str(files.get(source.get("split")) if isinstance(files, dict) else files))
     is_table = path.is_file() and path.suffix in READERS
     rows = [row for _, row in READERS[path.suffix](path)] if is_table else []
     if rows:
