@@ -127,6 +127,7 @@ EXPERIMENTS = sorted(ROOT.glob("experiments/*/experiment.yaml"))
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.parent.name)
 def test_experiments_of_the_repository_have_known_options(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend("")  # as for `python -m`: where the configuration is
     experiment = Experiment.read(path.parent)
     parser = parser_of_options()
     for run in experiment.runs(Path("runs/experiments/e"))[: len(experiment.arms)]:
