@@ -1,6 +1,6 @@
 """The words of the trade: what passes between data, engine, rewards and loop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     # Rewards are imported without torch.
     from torch import Tensor
-
-    from grpo_lightning.maths.images import ImageStates
 
 BROKEN = "\ufffd"
 """Stands in a decoded text for bytes that are no character, or whose character ends in later tokens."""
@@ -114,6 +112,32 @@ class Question:
     """The images in their order: paths, bytes of image files, or images of PIL. Workers of rewards do not get them."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageStates:
+    """What a decoder reads of the images of one prompt. The image tokens have ids, but nothing reads their embeddings.
+
+    `Policy.encode_images` makes it once per prompt. It travels with the prompt, and no formula sees it.
+    """
+
+    index: "Tensor"
+    """[n] int64, the indices of the image tokens in the prompt; on the CPU, as `positions`."""
+    states: "Tensor"
+    """[n, hidden] what the decoder reads at the image tokens, on the device of the policy."""
+    key: str
+    """Equal for equal images alone: prompts with equal token ids and other keys are different prompts."""
+    pixels: "Mapping[str, Tensor]"
+    """`Prompt.pixels`, from which a trained encoder, or the encoder of a teacher, makes states of its own."""
+    layers: "tuple[Tensor, ...]" = ()
+    """[n, hidden] each, added at the image tokens after the first layers (DeepStack of Qwen3-VL, arXiv 2406.04334)."""
+    positions: "Tensor | None" = None
+    """[3, P] int64 position of each token in time, row and column (M-RoPE, arXiv 2409.12191); None: in its order."""
+
+    @property
+    def ahead(self) -> int:
+        """The position of the token after the prompt, minus the prompt's length: an image takes few positions."""
+        return 0 if self.positions is None else int(self.positions.max()) + 1 - self.positions.shape[1]
+
+
 @dataclass(slots=True)
 class Prompt:
     """q of the paper: a question as the model sees it."""
@@ -132,9 +156,9 @@ class Prompt:
     """The row of the task."""
     answer_prefix: str = ""
     """The end of `text` with which the assistant's turn begins; the policy does not sample it."""
-    pixels: "dict[str, Tensor] | None" = None
+    pixels: "Mapping[str, Tensor] | None" = None
     """The arguments of the model that a processor made of the images, without `input_ids`; None for text alone."""
-    image_states: "ImageStates | None" = None
+    image_states: ImageStates | None = None
     """What `Policy.encode_images` made of `pixels`."""
 
 
@@ -162,7 +186,7 @@ class Request:
 
     A second turn goes on where the first one ended; from 0 it would sample with the same random numbers again.
     """
-    image_states: "ImageStates | None" = None
+    image_states: ImageStates | None = None
     """`Prompt.image_states`."""
 
     @property

@@ -39,6 +39,8 @@ class RolloutEngine(ABC):
 
     Other engines copy the weights in `sync`. Sharded weights are then assembled in `sync` alone.
     """
+    reads_images: bool = False
+    """True if it samples after prompts with images, whose `Request.image_states` it reads."""
     dtype: torch.dtype | None = None
     """The type of the engine's matrix products; None: the type that the policy computes in."""
     policy: Policy | None = None
@@ -142,7 +144,7 @@ class RolloutEngine(ABC):
         used up.
 
         Args:
-            requests: What to complete, at least one. Equal `token_ids` share their prefill, in whatever order they are.
+            requests: What to complete, at least one. Equal `prefix`es share their prefill, in whatever order they are.
             sampling: The distribution to sample from, and what ends a completion.
             key: Seed of the run and exploration step.
         """

@@ -13,6 +13,9 @@ from grpo_lightning.engines.engine import Completions, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, sample_tokens
 from grpo_lightning.engines.stop_strings import StopStrings
+from grpo_lightning.maths import ragged
+from grpo_lightning.maths.images import decoder_inputs
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
@@ -30,6 +33,7 @@ class PlainEngine(RolloutEngine):
     """
 
     shares_weights = True
+    reads_images = True
 
     def __init__(self, max_rows: int = 1024, max_tokens: int = 16384, check_every: int = 8) -> None:
         if max_rows < 1 or max_tokens < 1 or check_every < 1:
@@ -68,9 +72,8 @@ class PlainEngine(RolloutEngine):
         self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
     ) -> Completions:
         # Prompts of similar length need little padding, and equal ones stand side by side.
-        order = sorted(
-            range(len(requests)), key=lambda index: (len(requests[index].token_ids), requests[index].token_ids)
-        )
+        prefixes = [request.prefix for request in requests]
+        order = sorted(range(len(requests)), key=lambda index: (len(prefixes[index][0]), prefixes[index]))
         for start in range(0, len(order), self.max_rows):
             # The request of each row that is decoded.
             request_of_row = order[start : start + self.max_rows]
@@ -118,20 +121,29 @@ class _Rows:
         self.uniform = uniforms(key, keys[:, 0], keys[:, 1], keys[:, 2], sampling.max_new_tokens)
 
         # Each different prompt is one row here, padded on the left.
-        prompts = [tuple(request.token_ids) for request in requests]
-        row_by_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-        self.width = max(map(len, row_by_prompt))
-        padding = [[0] * (self.width - len(prompt)) for prompt in row_by_prompt]
-        pairs = list(zip(padding, row_by_prompt, strict=True))
+        request_by_prefix = {request.prefix: request for request in requests}
+        row_by_prefix = {prefix: row for row, prefix in enumerate(request_by_prefix)}
+        prompts = [request.token_ids for request in request_by_prefix.values()]
+        self.width = max(map(len, prompts))
+        padding = [[0] * (self.width - len(prompt)) for prompt in prompts]
+        pairs = list(zip(padding, prompts, strict=True))
         ids = torch.tensor([[*zeros, *prompt] for zeros, prompt in pairs], device=device)
         attention_mask = torch.tensor([zeros + [1] * len(prompt) for zeros, prompt in pairs], device=device)
         self.mask = pad(attention_mask, (0, sampling.max_new_tokens), value=1)
+        image_states = [request.image_states for request in request_by_prefix.values()]
+        self.prompts = Rollouts.from_lists(prompts, [], [], image_states=image_states)
+        lengths = attention_mask.sum(1)
+        index = attention_mask.cumsum(1) - 1 + ragged.starts(lengths)[:, None]
+        self.prompt_tokens = torch.where(attention_mask == 1, index, lengths.sum())
+        """[r, W] index of each token among the tokens of all prompts; padding has the next one."""
+        self.ahead = torch.tensor([[states.ahead if states else 0] for states in image_states], device=device)
+        """[r, 1] what is added to the positions of sampled tokens."""
 
         # The prompts are read piece by piece, and then copied to the rows of their completions.
         size = self.width if max_tokens is None else max(1, max_tokens // len(ids))
         for start in range(0, self.width, size):
             self._forward(ids[:, start : start + size], min(start + size, self.width))
-        self.token = self._take([row_by_prompt[prompt] for prompt in prompts])
+        self.token = self._take([row_by_prefix[request.prefix] for request in requests])
 
     def decode(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """Samples up to `count` tokens per row. Returns the tokens and their log-probs, row by row."""
@@ -154,7 +166,7 @@ class _Rows:
         """Makes row i of the cache what row `rows[i]` was, and returns [r] `rows`. A row may occur several times."""
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.reorder_cache(index)
-        self.logits, self.mask = self.logits[index], self.mask[index]
+        self.logits, self.mask, self.ahead = self.logits[index], self.mask[index], self.ahead[index]
         return index
 
     def _forward(self, ids: Tensor, length: int) -> None:
@@ -165,8 +177,13 @@ class _Rows:
         is_recurrent = self.policy.model._is_stateful and not self.takes_position
         if self.cache_name == "cache_params" or is_recurrent:
             mask = mask[:, -ids.shape[1] :]
-        position_args = {"position_ids": position} if self.takes_position else {}
-        inputs = {self.cache_name: self.cache, "attention_mask": mask, **position_args}
-        output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
+        is_prompt = length <= self.width
+        inputs: dict[str, Any] = {"input_ids": ids, self.cache_name: self.cache, "attention_mask": mask}
+        if self.takes_position:
+            inputs["position_ids"] = position if is_prompt else position + self.ahead
+        if is_prompt and self.prompts.image_states:
+            tokens = self.prompt_tokens[:, length - ids.shape[1] : length]
+            inputs |= decoder_inputs(self.policy.trunk.get_input_embeddings(), ids, tokens, self.prompts)
+        output = self.policy.trunk(use_cache=True, **inputs)
         self.logits = self.policy.logits(output.last_hidden_state[:, -1])
         self.cache = output[self.cache_name]

@@ -12,7 +12,7 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import text_of
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Prompt, RandomKey, Request, Sample
+from grpo_lightning.types import Prompt, RandomKey, Request, Sample, UsageError
 
 Samples = Generator[tuple[int, Sample], None, None]
 """Yields the index of each sample, group after group, and the sample, in the order in which the samples end."""
@@ -70,6 +70,10 @@ class SingleTurn(Sampler):
     ) -> Samples:
         if not prompts:
             return
+        if not engine.reads_images and any(prompt.pixels for prompt in prompts):
+            name = type(engine).__name__
+            raise UsageError(f"model.engine={name}: it reads no images; use NativeEngine or PlainEngine")
+        prompts = policy.encode_images(prompts)
         with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as completions:
             for index, completion in completions:
                 sample = Sample(
@@ -85,13 +89,16 @@ class SingleTurn(Sampler):
                 yield index, sample
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
+        prompts = [sample.prompt for sample in samples[::group_size]]
+        assert all(prompt.image_states or prompt.pixels is None for prompt in prompts), "see Policy.encode_images"
         return Rollouts.from_lists(
-            prompts=[sample.prompt.token_ids for sample in samples[::group_size]],
+            prompts=[prompt.token_ids for prompt in prompts],
             group=[index // group_size for index in range(len(samples))],
             completions=[sample.token_ids for sample in samples],
             truncated=torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
             columns={"sampler_logp": sampler_logp([sample.logp for sample in samples])},
             temperature=temperature,
+            image_states=[prompt.image_states for prompt in prompts],
         )
 
 

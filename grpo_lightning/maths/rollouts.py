@@ -10,6 +10,7 @@ from torch import Tensor
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.columns import Columns
 from grpo_lightning.maths.sizes import Context, Sizes
+from grpo_lightning.types import ImageStates
 
 FIELDS = ("prompt_token_ids", "prompt_lengths", "group", "token_ids", "lengths", "sample_index", "truncated")
 """The fields that are one tensor. `columns` holds the numbers of each token, and `context` the other tokens."""
@@ -52,6 +53,8 @@ class Rollouts(Columns):
     """log π_θ is the log-softmax of logits / temperature."""
     sizes: Sizes = None  # type: ignore[assignment]
     """The lengths as numbers on the CPU, copied there by default, so that a GPU is not waited for."""
+    image_states: Sequence[ImageStates | None] = ()
+    """[Q] what the model reads of the images of each prompt; empty if no prompt has images."""
 
     def __post_init__(self) -> None:
         if self.sample_index is None:
@@ -61,6 +64,9 @@ class Rollouts(Columns):
         assert self.group.shape == self.lengths.shape == self.sample_index.shape == self.truncated.shape
         if (context := self.context) is not None:
             assert context.position.shape == self.token_ids.shape and context.lengths.shape == self.lengths.shape
+
+        if not any(self.image_states):
+            self.image_states = ()
 
         # Â and weight always exist.
         zeros = {name: torch.zeros_like(self.token_ids, dtype=torch.float32) for name in ("advantage", "weight")}
@@ -115,11 +121,13 @@ class Rollouts(Columns):
             fields[name] += offsets.to(fields[name].device)
 
         names = dict.fromkeys(name for batch in batches for name in batch.columns)
+        states_by_batch = [batch.image_states or [None] * len(batch.prompt_lengths) for batch in batches]
         return cls(
             **fields,
             context=Context.concat([(batch.context, batch.lengths) for batch in batches]),
             columns={name: torch.cat([b.columns[name] for b in batches if name in b.columns]) for name in names},
             temperature=batches[0].temperature,
+            image_states=[states for batch_states in states_by_batch for states in batch_states],
         )
 
     def __len__(self) -> int:
@@ -194,6 +202,7 @@ class Rollouts(Columns):
             context=self.context and self.context.select(rows, tokens),
             columns={name: values[tokens] for name, values in self.columns.items()},
             temperature=self.temperature,
+            image_states=self.image_states and [self.image_states[index] for index in prompts.tolist()],
         )
 
     def micro_batches(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:

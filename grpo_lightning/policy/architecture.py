@@ -58,12 +58,11 @@ def forget_casts() -> None:
     torch.clear_autocast_cache()
 
 
-def freeze_all_but_text(model: PreTrainedModel) -> None:
-    """Turns gradients off for weights that text never reaches, such as a vision tower."""
+def encoder_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Returns the weights that text never reaches, such as those of an image encoder."""
     modules = (trunk_of(model), model.get_output_embeddings())
     text_ids = {id(parameter) for module in modules if module for parameter in module.parameters()}
-    for parameter in model.parameters():
-        parameter.requires_grad_(parameter.requires_grad and id(parameter) in text_ids)
+    return [parameter for parameter in model.parameters() if id(parameter) not in text_ids]
 
 
 def recompute_activations(model: PreTrainedModel) -> None:

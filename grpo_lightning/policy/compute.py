@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from grpo_lightning.maths import ragged
+from grpo_lightning.maths.images import decoder_inputs
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.architecture import Head, evaluating, recompute_activations
 from grpo_lightning.policy.machine import Machine
@@ -56,6 +57,8 @@ class Layout(Protocol):
 
     predicts: Tensor
     """[N] int64 index, in the flattened input, of the token that predicts each sampled token."""
+    tokens: Tensor | None
+    """Index of each token of the input in `Rollouts.all_token_ids`; None if the order is the same."""
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
         """Returns the arguments of the transformer."""
@@ -183,7 +186,12 @@ class Compute:
 
     def hidden(self, trunk: nn.Module, rollouts: Rollouts, layout: Layout) -> Tensor:
         """[N, hidden] states that predict the sampled tokens."""
-        states = trunk(**layout.inputs(rollouts), use_cache=False).last_hidden_state
+        inputs = layout.inputs(rollouts)
+        if rollouts.image_states:
+            ids = inputs["input_ids"]
+            tokens = torch.arange(ids.numel(), device=ids.device) if layout.tokens is None else layout.tokens
+            inputs |= decoder_inputs(trunk.get_input_embeddings(), ids, tokens.view_as(ids), rollouts)
+        states = trunk(**inputs, use_cache=False).last_hidden_state
         return states.flatten(0, 1).index_select(0, layout.predicts)
 
     def score(

@@ -1,7 +1,8 @@
 """The policy π_θ: a causal LM, and its log-probs of the tokens of completions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, final
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -20,13 +22,18 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import architecture, pretrained, rope, sharding
+from grpo_lightning.policy import architecture, pretrained, rope, sharding, vision
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.architecture import Head, forget_casts
 from grpo_lightning.policy.compute import Compute, Layout, TokenLogp
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import ImageStates, Prompt, UsageError
 
+SHARDED = (
+    "an encoder with sharded weights cannot read images in every pass, since ranks with fewer images would wait for "
+    "others; use --trainer.strategy ddp"
+)
+"""A refusal."""
 NUM_ELEMENTS = 16
 """Elements of every weight in a fingerprint."""
 
@@ -46,6 +53,8 @@ class Policy(nn.Module):
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
         compute: How log-probs are computed. It changes speed, memory and rounding, never what is learned.
+        vision: Train the image encoder too, which then reads the images again in every pass. Off by default: a frozen
+            encoder reads an image once per step.
     """
 
     model: PreTrainedModel
@@ -62,6 +71,7 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
         compute: Compute | None = None,
+        vision: bool = False,
     ) -> None:
         super().__init__()
         self.path = path
@@ -71,6 +81,11 @@ class Policy(nn.Module):
         self.float32_head = float32_head
         self.adapter = adapter
         self.compute = compute or Compute()
+        self.vision = vision
+        self.encodes_anew = vision
+        """True if every forward encodes images itself; False if it takes the states that come with the prompts."""
+        self._reads_images = False
+        """True after the trial with the first prompt that has images."""
         self.version = 0
         """Goes up by 1 at every optimizer update, and when weights are read: rollouts of this version are on policy."""
         self.base = ""
@@ -152,7 +167,12 @@ class Policy(nn.Module):
         if self.adapter is not None:
             self.adapter.add(model)
         self.compute.prepare(model)
-        architecture.freeze_all_but_text(model)
+        encoder_parameters = architecture.encoder_parameters(model)
+        if self.vision and not encoder_parameters:
+            raise UsageError(f"{self.key}.vision=true: {type(model).__name__} has no image encoder; leave it false")
+        if not self.vision:
+            for parameter in encoder_parameters:
+                parameter.requires_grad_(False)
 
     def _read_weights(self) -> PreTrainedModel:
         # Flash attention comes later: it refuses float32 weights.
@@ -173,6 +193,8 @@ class Policy(nn.Module):
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` assembles them layer by layer."""
+        if self.vision:
+            raise UsageError(f"{self.key}.vision=true: {SHARDED}, or leave it false")
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
@@ -261,8 +283,8 @@ class Policy(nn.Module):
         """The vocabulary head."""
         return Head(self.model)
 
-    def hidden(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
-        """[B, T] token ids -> [B, T, hidden] last hidden states."""
+    def hidden(self, input_ids: Tensor | None, **kwargs: Any) -> Tensor:
+        """[B, T] token ids, or None with `inputs_embeds` -> [B, T, hidden] last hidden states."""
         return self.trunk(input_ids=input_ids, **kwargs).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -287,12 +309,46 @@ class Policy(nn.Module):
             read: Reads more from the [N, hidden] states that predict the sampled tokens, and from the head.
         """
         layout = layout or self.compute.layout(rollouts)
+        if self.encodes_anew and rollouts.image_states:
+            rollouts = replace(rollouts, image_states=self._encoded_anew(rollouts))
         hidden = self.compute.hidden(self.trunk, rollouts, layout)
+        if self.vision and hidden.requires_grad:
+            # Other ranks wait for a gradient of every trained weight, and these prompts may have no images.
+            trained = [weight for weight in architecture.encoder_parameters(self.model) if weight.requires_grad]
+            hidden = hidden + 0 * torch.stack([weight.sum() for weight in trained]).sum()
         scored = self.compute.score(
             self.head, hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient, num_top
         )
         scored.read = read and read(hidden, self.head)
         return scored
+
+    def _encoded_anew(self, rollouts: Rollouts) -> list[ImageStates | None]:
+        """Returns the images of the prompts as the encoder reads them now."""
+        if isinstance(self, FSDPModule):
+            raise UsageError(f"{self.key}: for prompts with images, {SHARDED}")
+        prompts = rollouts.prompt_token_ids.split(rollouts.sizes.prompt_lengths.tolist())
+        return [
+            states and vision.image_states(self.model, prompt_ids, states.pixels, states.key)
+            for prompt_ids, states in zip(prompts, rollouts.image_states, strict=True)
+        ]
+
+    @torch.no_grad()
+    def encode_images(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Returns the prompts with the `image_states` of their images, each encoded once. Call it with whole weights.
+
+        A model that cannot be shown images raises UsageError at the first prompt that has some.
+        """
+        encoded = []
+        for prompt in prompts:
+            if prompt.pixels is not None:
+                prompt_ids = torch.tensor(prompt.token_ids, device=self.device)
+                key = vision.key_of(prompt.pixels)
+                with self.evaluating():
+                    states = vision.image_states(self.model, prompt_ids, prompt.pixels, key, not self._reads_images)
+                self._reads_images = True
+                prompt = replace(prompt, image_states=states)
+            encoded.append(prompt)
+        return encoded
 
     def trained_state_dict(self) -> dict[str, Tensor]:
         """Returns the parameters with gradient, detached, by their names in `state_dict`. Shards stay shards."""

@@ -56,7 +56,7 @@ class KeptRows:
         At least the last token of the prompt is left to read. A row is found only once.
 
         Args:
-            group: Requests with equal `token_ids`.
+            group: Requests with equal `prefix`.
         """
         best: tuple[KeptRow, int] | None = None
         for request in group:

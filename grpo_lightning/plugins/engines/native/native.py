@@ -69,6 +69,7 @@ class NativeEngine(RolloutEngine):
     """
 
     shares_weights = True
+    reads_images = True
 
     def __init__(
         self,

@@ -24,11 +24,11 @@ from grpo_lightning.types import Completion, RandomKey, Request
 
 
 def groups_of(requests: Sequence[Request]) -> list[Sequence[int]]:
-    """Returns the indices of requests with equal `token_ids`, group by group, the longest prompts first."""
-    groups: dict[tuple[int, ...], list[int]] = {}
+    """Returns the indices of requests with equal `prefix`, group by group, the longest prompts first."""
+    groups: dict[tuple[tuple[int, ...], str], list[int]] = {}
     for index, request in enumerate(requests):
-        groups.setdefault(tuple(request.token_ids), []).append(index)
-    return [groups[prompt] for prompt in sorted(groups, key=len, reverse=True)]
+        groups.setdefault(request.prefix, []).append(index)
+    return [groups[prefix] for prefix in sorted(groups, key=lambda prefix: len(prefix[0]), reverse=True)]
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Batch:
     requests: Sequence[Request]
     """The requests of the engine's call, some or all of which are decoded here."""
     groups: Sequence[Sequence[int]]
-    """Indices of requests with equal `token_ids`, the longest prompts first."""
+    """Indices of requests with equal `prefix`, the longest prompts first."""
     sampling: Sampling
     """The distribution to sample from, and the most tokens of a completion."""
     key: RandomKey
@@ -64,9 +64,19 @@ class Batch:
         self.num_sampled = 0
         """Tokens sampled so far in each row."""
         requests = [self.requests[index] for index in self.request_of_row]
-        keys = [(request.prompt_id, request.sample, request.position, len(request.token_ids)) for request in requests]
+        keys = [
+            (
+                request.prompt_id,
+                request.sample,
+                request.position,
+                len(request.token_ids),
+                request.image_states.ahead if request.image_states else 0,
+            )
+            for request in requests
+        ]
         self.keys = torch.tensor(keys, device=self.policy.device)
-        """[r, 4] int64 prompt id, sample, position of the first new token, and length of the prompt."""
+        """[r, 5] int64 prompt id, sample, position of the first new token, length of the prompt, and
+        `ImageStates.ahead`."""
         self.width = max(len(request.token_ids) for request in requests)
         """Columns before the first sampled token: the length of the longest prompt."""
         model_layers = plain_layers(self.policy)
@@ -85,14 +95,14 @@ class Batch:
             self.read()
         max_tokens = self.sampling.max_new_tokens
         num_before = self.num_sampled
-        prompt_id, sample, position, prompt_length = self.keys.unbind(1)
+        prompt_id, sample, position, prompt_length, ahead = self.keys.unbind(1)
         uniform = uniforms(self.key, prompt_id, sample, position + num_before, min(count, max_tokens - num_before))
         steps = []
         for column in uniform.unbind(1):
             token, logp = sample_tokens(self.logits, column, self.sampling)
             steps.append((token, logp))
             if self.num_sampled + 1 < max_tokens:
-                self._forward(token, prompt_length + self.num_sampled)
+                self._forward(token, prompt_length + ahead + self.num_sampled)
             self.num_sampled += 1
 
         # The one wait for the device.
@@ -122,7 +132,7 @@ class Batch:
         device = self.policy.device
         groups = [[self.requests[index] for index in group] for group in self.groups]
         kept_rows = [self.kept_rows.find(group) if self.kept_rows else None for group in groups]
-        prompts = [group[0].token_ids for group in groups]
+        prompts = [group[0] for group in groups]
         self.layers, last_states = read(self.policy, prompts, kept_rows, self.num_layers, self.read_tokens)
         prompt_of_row = ragged.segments(torch.tensor([*map(len, groups)], device=device))
         self.logits = self.policy.logits(last_states).index_select(0, prompt_of_row)
@@ -130,7 +140,7 @@ class Batch:
         max_tokens = self.sampling.max_new_tokens
         if self.shares_prompts:
             # The slabs of the rows hold sampled tokens alone.
-            lengths = torch.tensor([*map(len, prompts)], device=device)
+            lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=device)
             self.shared_prompts = SharedPrompts([layer.slabs for layer in self.layers], lengths, prompt_of_row)
             self.layers = [SlabLayer(max_tokens) for _ in self.layers]
             for layer, states in zip(self.layers, self.shared_prompts.layers, strict=True):
@@ -138,7 +148,7 @@ class Batch:
         else:
             for layer in self.layers:
                 layer.expand(prompt_of_row, self.width + max_tokens)
-            if min(map(len, prompts)) < self.width:
+            if min(len(prompt.token_ids) for prompt in prompts) < self.width:
                 # A multiple of 8, so that each row of the mask begins at one, also when rows are dropped.
                 column = torch.arange(-(-(self.width + max_tokens) // 8) * 8, device=device)
                 is_token = (column < self.keys[:, 3, None]) | (column >= self.width)

@@ -8,15 +8,18 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from grpo_lightning.maths import ragged
+from grpo_lightning.maths.images import decoder_inputs
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.engines.native.kept_rows import MASK_ELEMENTS, KeptRow
 from grpo_lightning.plugins.engines.native.slab import SlabLayer
 from grpo_lightning.policy.architecture import cache_name
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import Request
 
 
 def read(
     policy: Policy,
-    prompts: Sequence[list[int]],
+    requests: Sequence[Request],
     kept_rows: Sequence[tuple[KeptRow, int] | None],
     num_layers: int,
     read_tokens: int,
@@ -25,12 +28,13 @@ def read(
 
     Args:
         policy: In eval mode, with the slab's attention.
-        prompts: Token ids of each prompt.
+        requests: A request for each prompt.
         kept_rows: For each prompt a row that has read its beginning, and how many tokens of it; or None.
         num_layers: Number of slabs.
         read_tokens: Most tokens of new prompts, padding included, that are read at once.
     """
     device = policy.device
+    prompts = [request.token_ids for request in requests]
     width = max(map(len, prompts))
     layers = [SlabLayer(width) for _ in range(num_layers)]
 
@@ -67,7 +71,14 @@ def read(
             options["position_ids"] = position_ids.clamp(max=num_visible - 1)
             options["attention_mask"] = (column <= position_ids[..., None])[:, None]
         flat = torch.tensor([token for row in rows for token in new_ids[row]], device=device)
-        hidden = policy.hidden(ragged.pad(flat, lengths), use_cache=True, **options)
+        ids = ragged.pad(flat, lengths)
+        image_states = [requests[row].image_states for row in rows]
+        if any(image_states):
+            group = Rollouts.from_lists([prompts[row] for row in rows], [], [], image_states=image_states)
+            # Padding has the next index.
+            tokens = ragged.pad(torch.arange(len(flat), device=device), lengths, len(flat))
+            options |= decoder_inputs(policy.trunk.get_input_embeddings(), ids, tokens, group)
+        hidden = policy.hidden(**{"input_ids": ids, "use_cache": True} | options)
         last_states.append(hidden[torch.arange(len(rows), device=device), lengths - 1])
         order += rows
     for layer in layers:

@@ -18,6 +18,8 @@ class ScriptedEngine(RolloutEngine):
             `Request.sample` tell the prompts and the completions of a group apart.
     """
 
+    reads_images = True
+
     def __init__(self, script: Callable[[Request, str], str]) -> None:
         self.script = script
 

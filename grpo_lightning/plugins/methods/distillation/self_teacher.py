@@ -89,6 +89,8 @@ class SelfTeacher(PolicySnapshot):
 
     def with_prompts(self, rollouts: Rollouts) -> Rollouts:
         """Returns the same completions after the teacher's prompts, each prompt once."""
+        if rollouts.image_states:
+            raise UsageError("model.reference=SelfTeacher: it reads no images; use Teacher, or prompts of text")
         rows = rollouts.sample_index.tolist()
         if len({*rows}) < len(rows):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")

@@ -30,6 +30,8 @@ class Teacher(FrozenCopy):
         super().__init__()
         self.policy: Policy = Policy(path, dtype, trust_remote_code=trust_remote_code)
         self.policy.key = "model.reference"
+        # It has an encoder of its own, and may be of another width.
+        self.policy.encodes_anew = True
         self.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_pre_hook(_put_in)
 
