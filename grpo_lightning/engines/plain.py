@@ -166,7 +166,8 @@ class _Rows:
         """Makes row i of the cache what row `rows[i]` was, and returns [r] `rows`. A row may occur several times."""
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.reorder_cache(index)
-        self.logits, self.mask, self.ahead = self.logits[index], self.mask[index], self.ahead[index]
+        self.logits, self.mask = self.logits[index], self.mask[index]
+        self.ahead = self.ahead[index]
         return index
 
     def _forward(self, ids: Tensor, length: int) -> None:

@@ -72,18 +72,25 @@ def read(
             options["attention_mask"] = (column <= position_ids[..., None])[:, None]
         flat = torch.tensor([token for row in rows for token in new_ids[row]], device=device)
         ids = ragged.pad(flat, lengths)
-        image_states = [requests[row].image_states for row in rows]
-        if any(image_states):
-            group = Rollouts.from_lists([prompts[row] for row in rows], [], [], image_states=image_states)
-            # Padding has the next index.
-            tokens = ragged.pad(torch.arange(len(flat), device=device), lengths, len(flat))
-            options |= decoder_inputs(policy.trunk.get_input_embeddings(), ids, tokens, group)
+        options |= image_inputs(policy, ids, lengths, [requests[row] for row in rows])
         hidden = policy.hidden(**{"input_ids": ids, "use_cache": True} | options)
         last_states.append(hidden[torch.arange(len(rows), device=device), lengths - 1])
         order += rows
     for layer in layers:
         layer.length = width
     return layers, torch.cat(last_states)[torch.tensor(order, device=device).argsort()]
+
+
+def image_inputs(policy: Policy, ids: Tensor, lengths: Tensor, requests: Sequence[Request]) -> dict[str, Any]:
+    """Returns the arguments of the transformer that replace [r, T] right-padded prompts; none without images."""
+    image_states = [request.image_states for request in requests]
+    if not any(image_states):
+        return {}
+    prompts = Rollouts.from_lists([request.token_ids for request in requests], [], [], image_states=image_states)
+    # Padding has the next index.
+    num_tokens = int(lengths.sum())
+    tokens = ragged.pad(torch.arange(num_tokens, device=ids.device), lengths, num_tokens)
+    return decoder_inputs(policy.trunk.get_input_embeddings(), ids, tokens, prompts)
 
 
 def _rows_read_at_once(
