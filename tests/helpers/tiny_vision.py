@@ -109,10 +109,10 @@ def qwen(kind: str) -> Family:
     return Family(model, processor, "<|vision_start|><|image_pad|><|vision_end|>")
 
 
-def smolvlm() -> Family:
+def smolvlm(hidden: int = HIDDEN) -> Family:
     tokenizer = tokenizer_with(["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"])
     config = hf.SmolVLMConfig(
-        text_config=text_config(tokenizer, model_type="llama"),
+        text_config=text_config(tokenizer, model_type="llama", hidden_size=hidden),
         vision_config={**VISION, "image_size": SIDE, "patch_size": 4},
         scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),

@@ -204,7 +204,7 @@ def test_a_model_of_text_is_refused():
 
 def test_text_alone_is_as_it_was():
     """Bit by bit: a seeing model's rollouts of text, beside none with images."""
-    policy, family = seeing_policy("qwen2_5_vl", compute=Compute())
+    policy, _family = seeing_policy("qwen2_5_vl", compute=Compute())
     text = [[20, 21, 22], [23, 24]]
     rollouts = Rollouts.from_lists(text, [0, 1], [[25, 26], [27]])
     ids = torch.tensor([[20, 21, 22, 25], [23, 24, 20, 20]])
