@@ -184,7 +184,7 @@ class _Rows:
             inputs["position_ids"] = position if is_prompt else position + self.ahead
         if is_prompt and self.prompts.image_states:
             tokens = self.prompt_tokens[:, length - ids.shape[1] : length]
-            inputs |= decoder_inputs(self.policy.trunk.get_input_embeddings(), ids, tokens, self.prompts)
+            inputs |= decoder_inputs(self.policy.trunk, ids, tokens, self.prompts)
         output = self.policy.trunk(use_cache=True, **inputs)
         self.logits = self.policy.logits(output.last_hidden_state[:, -1])
         self.cache = output[self.cache_name]

@@ -1,6 +1,5 @@
 """Images in prompts, as a decoder reads them: states in place of the embeddings of image tokens."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,13 +9,11 @@ from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
 
 
-def decoder_inputs(
-    embed: Callable[[Tensor], Tensor], ids: Tensor, tokens: Tensor, rollouts: Rollouts
-) -> dict[str, Any]:
+def decoder_inputs(decoder: Any, ids: Tensor, tokens: Tensor, rollouts: Rollouts) -> dict[str, Any]:
     """Returns the arguments of a decoder that replace [B, T] `ids`, where some prompts of `rollouts` have images.
 
     Args:
-        embed: The token embedding of the decoder.
+        decoder: The decoder of text; its token embedding is called.
         ids: Token ids with padding.
         tokens: [B, T] index of each token in `Rollouts.all_token_ids`. Padding has any index, or the next one.
         rollouts: Prompts, and their completions if there are any.
@@ -35,7 +32,7 @@ def decoder_inputs(
     is_image = state_of_id >= 0
 
     # An image token may have an id that the embedding lacks.
-    embeddings = embed(ids.masked_fill(is_image, 0))
+    embeddings = decoder.get_input_embeddings()(ids.masked_fill(is_image, 0))
     states = torch.cat([images.states for images, _ in with_images]).to(device, embeddings.dtype)
     inputs: dict[str, Any] = {"input_ids": None}
     inputs["inputs_embeds"] = torch.where(is_image[..., None], states[state_of_id], embeddings)
@@ -57,6 +54,7 @@ def decoder_inputs(
         of_padding = torch.zeros(1, dtype=torch.int64)
         positions = torch.cat([ragged.positions(sizes.prompt_lengths), of_completions, of_padding]).repeat(3, 1)
         for images, start in with_images:
+            assert images.positions is not None
             positions[:, start : start + images.positions.shape[1]] = images.positions
         inputs["position_ids"] = positions.to(device)[:, tokens]
     return inputs

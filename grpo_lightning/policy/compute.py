@@ -190,7 +190,7 @@ class Compute:
         if rollouts.image_states:
             ids = inputs["input_ids"]
             tokens = torch.arange(ids.numel(), device=ids.device) if layout.tokens is None else layout.tokens
-            inputs |= decoder_inputs(trunk.get_input_embeddings(), ids, tokens.view_as(ids), rollouts)
+            inputs |= decoder_inputs(trunk, ids, tokens.view_as(ids), rollouts)
         states = trunk(**inputs, use_cache=False).last_hidden_state
         return states.flatten(0, 1).index_select(0, layout.predicts)
 

@@ -33,7 +33,8 @@ def image_states(
         tries: Raise UsageError unless the decoder computes with these states what the model as a whole computes.
     """
     arguments, logits = _decoder_arguments(model, prompt_ids, pixels, stops=not tries)
-    embed = trunk_of(model).get_input_embeddings()
+    decoder: Any = trunk_of(model)
+    embed = decoder.get_input_embeddings()
     states = arguments["inputs_embeds"][0]
     # Image tokens are those at which the decoder reads something else than an embedding.
     with torch.no_grad():
@@ -118,7 +119,7 @@ def _check(model: PreTrainedModel, prompt_ids: Tensor, states: ImageStates, mask
     prompt = Rollouts.from_lists([prompt_ids.tolist()], [], [], image_states=[states])
     trunk = trunk_of(model)
     tokens = torch.arange(len(prompt_ids), device=prompt_ids.device)[None]
-    inputs = decoder_inputs(trunk.get_input_embeddings(), prompt_ids[None], tokens, prompt)
+    inputs = decoder_inputs(trunk, prompt_ids[None], tokens, prompt)
     logits = Head(model)(trunk(**inputs, use_cache=False).last_hidden_state)
     difference = float((logits - expected).abs().max())
     tolerance = 1e-3 if logits.dtype == states.states.dtype == torch.float32 else 0.2

@@ -188,7 +188,7 @@ def test_an_engine_of_text_is_refused():
     engine = PlainEngine()
     engine.reads_images = False
     engine.sync(policy)
-    with pytest.raises(UsageError, match="model.engine=PlainEngine: it reads no images"):
+    with pytest.raises(UsageError, match=r"model\.engine=PlainEngine: it reads no images"):
         [*SingleTurn().draw(engine, policy, mixed_prompts(family), 1, Sampling(max_new_tokens=1), RandomKey())]
 
 

@@ -62,7 +62,9 @@ def read(
         cache = Cache(
             layers=[_PromptLayer(layer, len(prompts), targets, (member, position), continued) for layer in layers]
         )
-        options: dict[str, Any] = {cache_name(policy.trunk): cache}
+        flat = torch.tensor([token for row in rows for token in new_ids[row]], device=device)
+        ids = ragged.pad(flat, lengths)
+        options: dict[str, Any] = {"input_ids": ids, "use_cache": True, cache_name(policy.trunk): cache}
         if continued:
             # A new token sees the kept tokens, and new tokens up to itself.
             column = torch.arange(num_visible, device=device)
@@ -70,10 +72,8 @@ def read(
             # The model may have no positions for the padding.
             options["position_ids"] = position_ids.clamp(max=num_visible - 1)
             options["attention_mask"] = (column <= position_ids[..., None])[:, None]
-        flat = torch.tensor([token for row in rows for token in new_ids[row]], device=device)
-        ids = ragged.pad(flat, lengths)
         options |= image_inputs(policy, ids, lengths, [requests[row] for row in rows])
-        hidden = policy.hidden(**{"input_ids": ids, "use_cache": True} | options)
+        hidden = policy.hidden(**options)
         last_states.append(hidden[torch.arange(len(rows), device=device), lengths - 1])
         order += rows
     for layer in layers:
@@ -90,7 +90,7 @@ def image_inputs(policy: Policy, ids: Tensor, lengths: Tensor, requests: Sequenc
     # Padding has the next index.
     num_tokens = int(lengths.sum())
     tokens = ragged.pad(torch.arange(num_tokens, device=ids.device), lengths, num_tokens)
-    return decoder_inputs(policy.trunk.get_input_embeddings(), ids, tokens, prompts)
+    return decoder_inputs(policy.trunk, ids, tokens, prompts)
 
 
 def _rows_read_at_once(
