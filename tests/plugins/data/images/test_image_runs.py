@@ -83,6 +83,19 @@ def test_predictions_and_plan(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "longest prompt 13 tokens" in capsys.readouterr().out
 
 
+def test_evaluate_reads_images(capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (24, 24), "red").save("nine.png")
+    row = {"question": "How many red?", "answer": "9", "image": "nine.png"}
+    Path("nine.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    task = {"class_path": "JsonPrompts", "init_args": {"val": "nine.jsonl", "images": "image"}}
+    options = {"data": {"validations": {"nine": {"task": task, "split": "val", "grader": "MathVerifier"}}}}
+    Path("nine.yaml").write_text(json.dumps(options), encoding="utf-8")
+    command = ["evaluate", "policy", "--benchmarks", "nine.yaml", "--samples=2", "--model.sampling.max_new_tokens=4"]
+    if answer(command) is None:
+        cli.run()
+    assert "nine" in capsys.readouterr().out
+
+
 def test_an_engine_of_text_is_refused_before_anything_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("text_engine.py").write_text(ENGINE, encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
