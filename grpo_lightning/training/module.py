@@ -161,7 +161,7 @@ class GRPOModule(EvaluatingModule):
             raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
         engine = self.explorer.engine
-        data.text_engine = "" if getattr(engine, "reads_images", True) else type(engine).__name__
+        data.text_engine = "" if engine.reads_images else type(engine).__name__
         self.evaluation.set_grader(self.validation.grader or data.task.grader)
         if self.validation.correct is None:
             self.explorer.scorer.grade_by(self.evaluation.grader)
