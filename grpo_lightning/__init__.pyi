@@ -23,10 +23,8 @@ from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstim
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
 from grpo_lightning.maths.advantages import GroupStd as GroupStd
 from grpo_lightning.maths.advantages import NoBaseline as NoBaseline
-from grpo_lightning.maths.advantages import Sign as Sign
 from grpo_lightning.maths.corrections import Correction as Correction
 from grpo_lightning.maths.corrections import NoCorrection as NoCorrection
-from grpo_lightning.maths.corrections import TruncatedRatio as TruncatedRatio
 from grpo_lightning.maths.diagnostics import Diagnostics as Diagnostics
 from grpo_lightning.maths.filters import DynamicSampling as DynamicSampling
 from grpo_lightning.maths.filters import GroupFilter as GroupFilter
@@ -54,17 +52,14 @@ from grpo_lightning.maths.reward_batch import RewardBatch as RewardBatch
 from grpo_lightning.maths.reward_batch import SegmentRewards as SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts as Rollouts
 from grpo_lightning.maths.sizes import Context as Context
-from grpo_lightning.maths.stopping import AllConverged as AllConverged
 from grpo_lightning.maths.stopping import FixedPasses as FixedPasses
 from grpo_lightning.maths.stopping import KLAbove as KLAbove
 from grpo_lightning.maths.stopping import StopRule as StopRule
 from grpo_lightning.maths.surrogates import Clipped as Clipped
 from grpo_lightning.maths.surrogates import Reinforce as Reinforce
-from grpo_lightning.maths.surrogates import SequenceClipped as SequenceClipped
 from grpo_lightning.maths.surrogates import Surrogate as Surrogate
 from grpo_lightning.maths.surrogates import SurrogateResult as SurrogateResult
 from grpo_lightning.maths.weightings import BatchSize as BatchSize
-from grpo_lightning.maths.weightings import FixedLength as FixedLength
 from grpo_lightning.maths.weightings import SequenceMean as SequenceMean
 from grpo_lightning.maths.weightings import TokenMean as TokenMean
 from grpo_lightning.maths.weightings import TokenWeighting as TokenWeighting
@@ -118,6 +113,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import Estimate as Est
 from grpo_lightning.plugins.looking.report.arm_comparison import Metric as Metric
 from grpo_lightning.plugins.looking.report.arm_comparison import compare as compare
 from grpo_lightning.plugins.methods.advantages.per_reward_std import PerRewardStd as PerRewardStd
+from grpo_lightning.plugins.methods.advantages.sign import Sign as Sign
 from grpo_lightning.plugins.methods.distillation.full_vocabulary import FullVocabulary as FullVocabulary
 from grpo_lightning.plugins.methods.distillation.no_advantage import NoAdvantage as NoAdvantage
 from grpo_lightning.plugins.methods.distillation.no_reward import NoReward as NoReward
@@ -126,15 +122,19 @@ from grpo_lightning.plugins.methods.distillation.teacher import Teacher as Teach
 from grpo_lightning.plugins.methods.process_supervision.process_supervision import (
     ProcessSupervision as ProcessSupervision,
 )
+from grpo_lightning.plugins.methods.stopping.all_converged import AllConverged as AllConverged
 from grpo_lightning.plugins.methods.surrogates.off_policy_mask import OffPolicyMask as OffPolicyMask
 from grpo_lightning.plugins.methods.surrogates.sapo import SAPO as SAPO
+from grpo_lightning.plugins.methods.surrogates.sequence_clipped import SequenceClipped as SequenceClipped
 from grpo_lightning.plugins.methods.surrogates.target_probability import PrefixTree as PrefixTree
 from grpo_lightning.plugins.methods.surrogates.target_probability import TargetProbability as TargetProbability
+from grpo_lightning.plugins.methods.token_weights.fixed_length import FixedLength as FixedLength
 from grpo_lightning.plugins.methods.token_weights.mismatch_masks import GeometricMask as GeometricMask
 from grpo_lightning.plugins.methods.token_weights.mismatch_masks import ProbabilityGap as ProbabilityGap
 from grpo_lightning.plugins.methods.token_weights.mismatch_masks import RatioMask as RatioMask
 from grpo_lightning.plugins.methods.token_weights.mismatch_masks import SequenceMask as SequenceMask
 from grpo_lightning.plugins.methods.token_weights.top_entropy import TopEntropy as TopEntropy
+from grpo_lightning.plugins.methods.token_weights.truncated_ratio import TruncatedRatio as TruncatedRatio
 from grpo_lightning.plugins.rewards.code.code_reward import CodeReward as CodeReward
 from grpo_lightning.plugins.rewards.gated.gate import Gated as Gated
 from grpo_lightning.plugins.rewards.judge.judge_reward import JudgeReward as JudgeReward
@@ -146,6 +146,7 @@ from grpo_lightning.plugins.rewards.learned.pairwise_loss import RewardLoss as R
 from grpo_lightning.plugins.rewards.learned.pairwise_loss import SumOf as SumOf
 from grpo_lightning.plugins.rewards.learned.replay import Replay as Replay
 from grpo_lightning.plugins.rewards.learned.reward_model_update import RewardUpdate as RewardUpdate
+from grpo_lightning.plugins.rewards.overlong.overlong_penalty import OverlongPenalty as OverlongPenalty
 from grpo_lightning.plugins.rewards.process.process_reward import ByLine as ByLine
 from grpo_lightning.plugins.rewards.process.process_reward import ByPattern as ByPattern
 from grpo_lightning.plugins.rewards.process.process_reward import ProcessReward as ProcessReward
@@ -174,7 +175,6 @@ from grpo_lightning.policy.snapshots import Proximal as Proximal
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
 from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
-from grpo_lightning.rewards.length import OverlongPenalty as OverlongPenalty
 from grpo_lightning.rewards.results import RewardResult as RewardResult
 from grpo_lightning.rewards.results import Scores as Scores
 from grpo_lightning.rewards.results import Segment as Segment

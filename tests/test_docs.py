@@ -12,11 +12,11 @@ from helpers.guessing import Once
 from helpers.paths import ROOT
 
 from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Proximal, Replay, StaleSource
-from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.data.conversations.prompt_data import PromptDataModule
 from grpo_lightning.plugins.looking.loggers.sampled_completions import SampledCompletions
+from grpo_lightning.plugins.methods.token_weights.truncated_ratio import TruncatedRatio
 from grpo_lightning.plugins.rewards.learned.learned_reward import LearnedReward
 from grpo_lightning.plugins.rewards.learned.reward_model_update import RewardUpdate
 from grpo_lightning.plugins.sources.asynchronous.fully_asynchronous import FullyAsynchronous

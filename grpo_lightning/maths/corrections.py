@@ -16,7 +16,6 @@ from grpo_lightning.maths.kl import MAX_LOG_RATIO
 from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.ragged import segment_sum, segments
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.types import at_least
 
 
 class Correction(Prepared, ABC):
@@ -47,25 +46,6 @@ class NoCorrection(Correction):
 
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
         return torch.ones_like(log_ratio)
-
-
-class TruncatedRatio(Correction):
-    """TIS, truncated importance sampling: min(r_t, cap).
-
-    The usual choice: every token still counts, and no token counts more than `cap` times. Ionides 2008; for samplers
-    that round differently Yao et al. 2025 (fengyao.notion.site/off-policy-rl). The default is 3 in TRL, and 2 in verl
-    and SkyRL.
-
-    Args:
-        cap: C, the largest factor.
-    """
-
-    def __init__(self, cap: float = 2.0) -> None:
-        at_least("cap", cap, 1, "TruncatedRatio")
-        self.cap = cap
-
-    def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-        return log_ratio.exp().clamp(max=self.cap)
 
 
 def sequence_ratio(log_ratio: Tensor, rollouts: Rollouts) -> Tensor:

@@ -8,15 +8,14 @@ import pytest
 
 from grpo_lightning.cli import import_families
 from grpo_lightning.command.overview import optional
-from grpo_lightning.maths import surrogates, weightings
+from grpo_lightning.maths import surrogates
 from grpo_lightning.maths.surrogates import Surrogate
 from helpers.loading import load_example
 
 import_families()
 
-ARGUMENTS: dict[type, Callable[[], Any]] = {
-    weightings.FixedLength: lambda: weightings.FixedLength(12),
-}
+FixedLength = optional("FixedLength")
+ARGUMENTS: dict[Any, Callable[[], Any]] = {FixedLength: lambda: FixedLength(12)}
 """Classes that cannot be made without arguments."""
 
 # Other arguments than the defaults, for the same contract.
@@ -24,8 +23,9 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "Clipped without bounds": lambda: surrogates.Clipped(None, None),
     "Clipped on one side": lambda: surrogates.Clipped(0.2, None, dual_clip=3.0),
     "Clipped twice": lambda: surrogates.Clipped(0.2, 0.28, dual_clip=3.0),
-    "SequenceClipped without bounds": lambda: surrogates.SequenceClipped(None, None),
 }
+if SequenceClipped := optional("SequenceClipped"):
+    VARIANTS["SequenceClipped without bounds"] = lambda: SequenceClipped(None, None)
 if CISPO := optional("CISPO"):
     VARIANTS["CISPO with both bounds"] = lambda: CISPO(0.5, 0.5)
 if OffPolicyMask := optional("OffPolicyMask"):

@@ -55,7 +55,7 @@ SCALING = {
     optional("MaxRL"): INVARIANT,
     optional("NoAdvantage"): INVARIANT,
     optional("ProcessSupervision"): INVARIANT,
-    advantages.Sign: INVARIANT,
+    optional("Sign"): INVARIANT,
 }
 """What Â does where every reward is multiplied by one positive number."""
 

@@ -5,8 +5,9 @@ from helpers.contracts import needs
 
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.stopping import AllConverged, KLAbove, Passes, StopRule
+from grpo_lightning.maths.stopping import KLAbove, Passes, StopRule
 
+AllConverged: Any = optional("AllConverged")
 ObjectivePlateau: Any = optional("ObjectivePlateau")
 
 
@@ -21,6 +22,7 @@ def stops(rule: StopRule, updates: list[Diagnostics], num_minibatches: int = 1) 
     return [rule(updates[:count], num_minibatches) for count in range(2, len(updates) + 1)]
 
 
+@needs(AllConverged)
 def test_all_converged_by_hand():
     # Of 10 tokens with an advantage 4 + 4 and then 4 + 5 are at a bound.
     updates = [update(), update(clipped_low=4.0, clipped_high=4.0), update(clipped_low=4.0, clipped_high=5.0)]
@@ -29,12 +31,14 @@ def test_all_converged_by_hand():
     assert stops(AllConverged(fraction=0.8), updates) == [True, True]
 
 
+@needs(AllConverged)
 def test_all_converged_ignores_idle_and_unreachable_tokens():
     # 10 tokens, 6 have an advantage, 2 of them can never reach their bound: 4 must.
     updates = [update(has_advantage=6.0, unreachable=2.0, clipped_high=clipped) for clipped in (0.0, 3.0, 4.0)]
     assert stops(AllConverged(fraction=1.0), updates) == [False, True]
 
 
+@needs(AllConverged)
 def test_all_converged_decides_at_the_end_of_a_pass():
     # Two minibatches a pass: 10 and 2 of 20, then 10 and 8 of 20. The first minibatch alone has converged each time.
     updates = [update(clipped_low=clipped) for clipped in (10.0, 2.0, 10.0, 8.0)]
@@ -43,6 +47,7 @@ def test_all_converged_decides_at_the_end_of_a_pass():
     assert stops(AllConverged(fraction=0.5), updates, num_minibatches=2) == [True, False, True]
 
 
+@needs(AllConverged)
 def test_a_step_in_which_nothing_can_move_has_converged():
     assert stops(AllConverged(fraction=1.0), [update(has_advantage=0.0)] * 2) == [True]
     assert stops(AllConverged(fraction=1.0), [update(has_advantage=3.0, unreachable=3.0)] * 2) == [True]

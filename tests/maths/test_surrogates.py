@@ -13,12 +13,12 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import (
     Clipped,
     Reinforce,
-    SequenceClipped,
     SurrogateResult,
 )
 
 OffPolicyMask: Any = optional("OffPolicyMask")
 CISPO: Any = optional("CISPO")
+SequenceClipped: Any = optional("SequenceClipped")
 
 
 def with_advantage(advantage: Tensor) -> Rollouts:
@@ -105,6 +105,7 @@ def test_dual_clip_by_hand():
     assert not by_hand(Clipped(0.2, None, dual_clip=1.5), [2], [1.0], [1.4, 1.6])[0].clipped_high.any()
 
 
+@needs(SequenceClipped)
 def test_the_ratio_of_a_sequence_by_hand():
     # sqrt(2 * 0.5) = 1, so nothing is clipped though each token alone would be; sqrt(4 * 1) = 2 is.
     member = SequenceClipped(0.2, 0.2)
@@ -125,6 +126,7 @@ def test_the_ratio_of_a_sequence_by_hand():
     assert not member(old_logp, old_logp, rollouts).unreachable.any()
 
 
+@needs(SequenceClipped)
 def test_the_default_bounds_of_gspo_are_narrow():
     # Ratios 1.0003 and 1.0005, 0.9998 and 0.9996 of the default bounds 0.9997 and 1.0004.
     result, _ = by_hand(SequenceClipped(), [1, 1, 1, 1], [1.0, 1.0, -1.0, -1.0], [1.0003, 1.0005, 0.9998, 0.9996])

@@ -4,9 +4,10 @@ import pytest
 import torch
 from helpers.contracts import needs
 
-from grpo_lightning import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting, Unweighted
+from grpo_lightning import BatchSize, SequenceMean, TokenMean, TokenWeighting, Unweighted
 from grpo_lightning.command.overview import optional
 
+FixedLength: Any = optional("FixedLength")
 GroupTokenMean: Any = optional("GroupTokenMean")
 
 
@@ -20,10 +21,15 @@ def test_weights_by_hand():
     lengths = [2, 5, 1, 10]
     assert weights(SequenceMean(), lengths) == pytest.approx([1 / 8, 1 / 20, 1 / 4, 1 / 40])
     assert weights(TokenMean(), lengths) == pytest.approx([1 / 18] * 4)
-    assert weights(FixedLength(16), lengths) == pytest.approx([1 / 64] * 4)
     assert weights(Unweighted(), lengths) == [1, 1, 1, 1]
 
 
+@needs(FixedLength)
+def test_a_fixed_length_by_hand():
+    assert weights(FixedLength(16), [2, 5, 1, 10]) == pytest.approx([1 / 64] * 4)
+
+
+@needs(FixedLength)
 def test_fixed_length_is_by_default_the_longest_that_the_run_allows():
     lengths, group = torch.tensor([2, 5, 1, 10]), torch.zeros(4, dtype=torch.int64)
     batch = BatchSize(num_completions=4, num_groups=1, num_tokens=18, max_new_tokens=32)

@@ -174,10 +174,10 @@ Loop = Callable[[Tensor, Tensor, Tensor, Padded, Tensor], Tensor]
 SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.Reinforce: (surrogates.Reinforce(), reinforce),
     surrogates.Clipped: (surrogates.Clipped(0.2, 0.1), ppo),
-    surrogates.SequenceClipped: (surrogates.SequenceClipped(0.1, 0.05), gspo),
 }
 OF_PLUGINS: dict[str, tuple[Loop, tuple[Any, ...]]] = {
     "CISPO": (cispo, (None, 0.1)),
+    "SequenceClipped": (gspo, (0.1, 0.05)),
     "SequenceClippedToken": (gspo_token, (0.1, 0.05)),
     "SAPO": (sapo, ()),
     "OffPolicyMask": (off_policy, (None, 0.05)),
@@ -207,10 +207,6 @@ WEIGHTINGS: dict[type[TokenWeighting], tuple[TokenWeighting, Weight]] = {
         lambda padded, mask: 1 / (padded.num_completions * padded.drawn_with(padded.completion, mask)),
     ),
     weightings.TokenMean: (weightings.TokenMean(), lambda padded, mask: each(padded) / mask.sum()),
-    weightings.FixedLength: (
-        weightings.FixedLength(9),
-        lambda padded, mask: each(padded) / (9 * padded.num_completions),
-    ),
     weightings.Unweighted: (weightings.Unweighted(), lambda padded, mask: each(padded)),
 }
 
@@ -220,6 +216,8 @@ def per_group(padded: Padded, mask: Tensor) -> Tensor:
     return 1 / (len(padded.group.unique()) * padded.drawn_with(padded.group, mask))
 
 
+if FixedLength := optional("FixedLength"):
+    WEIGHTINGS[FixedLength] = FixedLength(9), lambda padded, mask: each(padded) / (9 * padded.num_completions)
 if GroupTokenMean := optional("GroupTokenMean"):
     WEIGHTINGS[GroupTokenMean] = GroupTokenMean(), per_group
 

@@ -13,7 +13,6 @@ from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
 from grpo_lightning import FormatReward, FunctionReward, Reward, RewardResult, Scorer
-from grpo_lightning.rewards.length import OverlongPenalty
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
 
 THREADS = "grpo-reward"
@@ -69,6 +68,13 @@ class Late(Early):
     scores_early = False
 
 
+class Shortness(Reward):
+    """It is scored at the end, as a reward is that does not say otherwise."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult([-float(len(one.token_ids)) for one in samples])
+
+
 @pytest.fixture
 def rewards(module: Path) -> Iterator[Callable[[], list[Reward]]]:
     with ExitStack() as stack:
@@ -78,7 +84,7 @@ def rewards(module: Path) -> Iterator[Callable[[], list[Reward]]]:
                 Exact(),
                 FunctionReward(f"{module}:graded", num_workers=3, weight=0.1),
                 Product(FormatReward(pattern=".*boxed.*"), Exact(), weight=0.7),
-                OverlongPenalty(3, weight=-0.3),
+                Shortness(weight=-0.3),
             ]
             for reward in rewards:
                 stack.callback(reward.close)

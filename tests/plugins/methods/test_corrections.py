@@ -9,7 +9,7 @@ from helpers.tiny import rollouts_of
 from torch import Tensor
 
 from grpo_lightning import Clipped, Objective, Reinforce, Rollouts
-from grpo_lightning.maths.corrections import Correction, NoCorrection, TruncatedRatio
+from grpo_lightning.maths.corrections import Correction, NoCorrection
 from grpo_lightning.maths.mismatch import Mismatch
 from grpo_lightning.plugins.methods.token_weights.mismatch_masks import (
     GeometricMask,
@@ -18,6 +18,7 @@ from grpo_lightning.plugins.methods.token_weights.mismatch_masks import (
     SequenceMask,
     inside,
 )
+from grpo_lightning.plugins.methods.token_weights.truncated_ratio import TruncatedRatio
 
 
 def far_rollouts(seed: int = 0) -> Rollouts:

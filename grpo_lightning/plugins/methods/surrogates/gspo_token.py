@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import SequenceClipped
+from grpo_lightning.plugins.methods.surrogates.sequence_clipped import SequenceClipped
 
 
 class SequenceClippedToken(SequenceClipped):

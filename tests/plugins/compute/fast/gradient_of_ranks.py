@@ -19,13 +19,11 @@ from torch import Tensor
 
 from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean, GroupStd
-from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TokenMask, Truncated
 from grpo_lightning.maths.kl import K2, K3, KLEstimator, KLPenalty
-from grpo_lightning.maths.surrogates import Clipped, Reinforce, SequenceClipped, Surrogate
+from grpo_lightning.maths.surrogates import Clipped, Reinforce, Surrogate
 from grpo_lightning.maths.weightings import (
-    FixedLength,
     SequenceMean,
     TokenMean,
     TokenWeighting,
@@ -46,10 +44,13 @@ from grpo_lightning.plugins.methods.surrogates.gmpo import GMPO
 from grpo_lightning.plugins.methods.surrogates.gspo_token import SequenceClippedToken
 from grpo_lightning.plugins.methods.surrogates.off_policy_mask import OffPolicyMask
 from grpo_lightning.plugins.methods.surrogates.sapo import SAPO
+from grpo_lightning.plugins.methods.surrogates.sequence_clipped import SequenceClipped
 from grpo_lightning.plugins.methods.surrogates.target_probability import TargetProbability
 from grpo_lightning.plugins.methods.surrogates.vespo import VESPO
+from grpo_lightning.plugins.methods.token_weights.fixed_length import FixedLength
 from grpo_lightning.plugins.methods.token_weights.group_token_mean import GroupTokenMean
 from grpo_lightning.plugins.methods.token_weights.top_entropy import TopEntropy
+from grpo_lightning.plugins.methods.token_weights.truncated_ratio import TruncatedRatio
 from grpo_lightning.plugins.sources.stale.stale_source import StaleSource
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grpo_lightning import Fast, FrozenCopy, Objective, PlainEngine, Policy, Rollouts, Sampling, TargetProbability
-from grpo_lightning.maths.surrogates import Clipped, SequenceClipped, Surrogate
+from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.plugins.looking.export.export import export
+from grpo_lightning.plugins.methods.surrogates.sequence_clipped import SequenceClipped
 
 PRECISIONS = {
     "32-true": ("32-true", "float32"),

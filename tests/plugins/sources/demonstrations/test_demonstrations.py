@@ -18,7 +18,8 @@ from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Reinforce
-from grpo_lightning.maths.weightings import FixedLength, SequenceMean, TokenMean
+from grpo_lightning.maths.weightings import SequenceMean, TokenMean
+from grpo_lightning.plugins.methods.token_weights.fixed_length import FixedLength
 from grpo_lightning.plugins.sources.demonstrations.demonstration_source import Demonstrations
 from grpo_lightning.plugins.sources.demonstrations.demonstration_surrogates import CHORD, DEMONSTRATED, EMPHASIS, LUFFY
 from grpo_lightning.policy.policy import Policy

@@ -12,8 +12,9 @@ from helpers.tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning import FrozenCopy, Minibatch, Objective, Policy, Proximal, Sampling, ScriptedEngine, UsageError
-from grpo_lightning.maths.corrections import NoCorrection, TruncatedRatio
+from grpo_lightning.maths.corrections import NoCorrection
 from grpo_lightning.plugins.methods.token_weights.mismatch_masks import RatioMask
+from grpo_lightning.plugins.methods.token_weights.truncated_ratio import TruncatedRatio
 from grpo_lightning.plugins.sources.stale.stale_source import EarlierWeights, StaleSource
 
 

@@ -5,7 +5,7 @@ import torch
 from helpers.tiny import prompts_of
 
 from grpo_lightning import FinishReason, Run, Sample, UsageError
-from grpo_lightning.rewards.length import OverlongPenalty
+from grpo_lightning.plugins.rewards.overlong.overlong_penalty import OverlongPenalty
 
 
 def sample(length: int) -> Sample:

@@ -1,0 +1,1 @@
+"""A penalty for completions that are nearly too long."""
