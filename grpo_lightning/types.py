@@ -1,6 +1,7 @@
 """The words of the trade: what passes between data, engine, rewards and loop."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,6 +113,23 @@ class Question:
     """The images in their order: paths, bytes of image files, or images of PIL. Workers of rewards do not get them."""
 
 
+class PromptImages(ABC):
+    """The images of one prompt, prepared for an encoder."""
+
+    key: str
+    """Equal for equal images alone: prompts with equal token ids and other keys are different prompts."""
+
+    @abstractmethod
+    def states(self, model: Any, prompt_ids: "Tensor", tries: bool = False) -> "ImageStates":
+        """Returns what the decoder of a model reads of the images, with gradient where gradients are on.
+
+        Args:
+            model: A model that sees.
+            prompt_ids: [P] token ids of the prompt.
+            tries: Raise UsageError unless the decoder computes with these states what the model as a whole computes.
+        """
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageStates:
     """What a decoder reads of the images of one prompt. The image tokens have ids, but nothing reads their embeddings.
@@ -123,10 +141,8 @@ class ImageStates:
     """[n] int64, the indices of the image tokens in the prompt; on the CPU, as `positions`."""
     states: "Tensor"
     """[n, hidden] what the decoder reads at the image tokens, on the device of the policy."""
-    key: str
-    """Equal for equal images alone: prompts with equal token ids and other keys are different prompts."""
-    pixels: "Mapping[str, Tensor]"
-    """`Prompt.pixels`, from which a trained encoder, or the encoder of a teacher, makes states of its own."""
+    images: PromptImages
+    """`Prompt.images`, from which a trained encoder, or the encoder of a teacher, makes states of its own."""
     layers: "tuple[Tensor, ...]" = ()
     """[n, hidden] each, added at the image tokens after the first layers (DeepStack of Qwen3-VL, arXiv 2406.04334)."""
     positions: "Tensor | None" = None
@@ -156,10 +172,10 @@ class Prompt:
     """The row of the task."""
     answer_prefix: str = ""
     """The end of `text` with which the assistant's turn begins; the policy does not sample it."""
-    pixels: "Mapping[str, Tensor] | None" = None
-    """The arguments of the model that a processor made of the images, without `input_ids`; None for text alone."""
+    images: PromptImages | None = None
+    """The images, prepared for an encoder; None for text alone."""
     image_states: ImageStates | None = None
-    """What `Policy.encode_images` made of `pixels`."""
+    """What `Policy.encode_images` made of `images`."""
 
 
 class RandomKey(NamedTuple):
@@ -192,7 +208,7 @@ class Request:
     @property
     def prefix(self) -> tuple[tuple[int, ...], str]:
         """What two requests must share to share their prefill: the token ids, and a key of the images."""
-        return tuple(self.token_ids), self.image_states.key if self.image_states else ""
+        return tuple(self.token_ids), self.image_states.images.key if self.image_states else ""
 
     @classmethod
     def from_prompts(cls, prompts: Sequence[Prompt], group_size: int) -> list["Request"]:

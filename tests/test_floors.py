@@ -173,13 +173,13 @@ CORE = {name: path for name, path in MODULES.items() if not name.startswith("plu
 @one_token_per_string
 def test_the_core_stays_small() -> None:
     """A feature that enters makes something else needless."""
-    assert tokens_of_files(CORE.values()) <= 71_500
+    assert tokens_of_files(CORE.values()) <= 69_500
 
 
 @one_token_per_string
 def test_package_and_tests_stay_small() -> None:
     assert tokens_of_files(PACKAGE.rglob("*.py")) <= 245_500
-    assert tokens_of_files((ROOT / "tests").rglob("*.py")) <= 308_000
+    assert tokens_of_files((ROOT / "tests").rglob("*.py")) <= 314_500
 
 
 MOST_POINTING = 1  # per 1,000 bindings; it may only become smaller

@@ -70,9 +70,10 @@ class SingleTurn(Sampler):
     ) -> Samples:
         if not prompts:
             return
-        if not engine.reads_images and any(prompt.pixels for prompt in prompts):
-            name = type(engine).__name__
-            raise UsageError(f"model.engine={name}: it reads no images; use NativeEngine or PlainEngine")
+        if not engine.reads_images and any(prompt.images for prompt in prompts):
+            raise UsageError(
+                f"model.engine={type(engine).__name__}: it reads no images; use NativeEngine or PlainEngine"
+            )
         prompts = policy.encode_images(prompts)
         with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as completions:
             for index, completion in completions:
@@ -90,7 +91,7 @@ class SingleTurn(Sampler):
 
     def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
         prompts = [sample.prompt for sample in samples[::group_size]]
-        assert all(prompt.image_states or prompt.pixels is None for prompt in prompts), "see Policy.encode_images"
+        assert all(prompt.image_states or prompt.images is None for prompt in prompts), "see Policy.encode_images"
         return Rollouts.from_lists(
             prompts=[prompt.token_ids for prompt in prompts],
             group=[index // group_size for index in range(len(samples))],

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import architecture, pretrained, rope, sharding, vision
+from grpo_lightning.policy import architecture, pretrained, rope, sharding
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.architecture import Head, forget_casts
@@ -328,7 +328,7 @@ class Policy(nn.Module):
             raise UsageError(f"{self.key}: for prompts with images, {SHARDED}")
         prompts = rollouts.prompt_token_ids.split(rollouts.sizes.prompt_lengths.tolist())
         return [
-            states and vision.image_states(self.model, prompt_ids, states.pixels, states.key)
+            states and states.images.states(self.model, prompt_ids)
             for prompt_ids, states in zip(prompts, rollouts.image_states, strict=True)
         ]
 
@@ -340,11 +340,10 @@ class Policy(nn.Module):
         """
         encoded = []
         for prompt in prompts:
-            if prompt.pixels is not None:
+            if prompt.images is not None:
                 prompt_ids = torch.tensor(prompt.token_ids, device=self.device)
-                key = vision.key_of(prompt.pixels)
                 with self.evaluating():
-                    states = vision.image_states(self.model, prompt_ids, prompt.pixels, key, not self._reads_images)
+                    states = prompt.images.states(self.model, prompt_ids, tries=not self._reads_images)
                 self._reads_images = True
                 prompt = replace(prompt, image_states=states)
             encoded.append(prompt)

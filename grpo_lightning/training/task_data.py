@@ -24,7 +24,7 @@ from grpo_lightning.tasks.orders import QuestionOrder, Shuffled
 from grpo_lightning.tasks.readers import naming
 from grpo_lightning.tasks.task import Split, Task
 from grpo_lightning.training import internals
-from grpo_lightning.types import Message, Prompt, Question, UsageError, at_least
+from grpo_lightning.types import Message, Prompt, PromptImages, Question, UsageError, at_least
 
 log = logging.getLogger(__name__)
 
@@ -282,8 +282,8 @@ class TaskData(L.LightningDataModule, Observer):
         tokenizer = self.policy.tokenizer
         return tokenizer.encode(text, add_special_tokens=False) if self.chat else prompt_ids(tokenizer, text)
 
-    def inputs(self, question: Question, text: str) -> tuple[list[int], dict[str, torch.Tensor] | None]:
-        """Returns the token ids of a rendered question, and the tensors of its images, of which there are none here."""
+    def inputs(self, question: Question, text: str) -> tuple[list[int], PromptImages | None]:
+        """Returns the token ids of a rendered question, and its images, of which there are none here."""
         if question.images:
             raise UsageError(f"{question.source}: it has images; PromptDataModule reads them")
         return self.encode(text), None
@@ -295,7 +295,7 @@ class TaskData(L.LightningDataModule, Observer):
     def prompt(self, question: Question, id: int) -> Prompt:
         """Makes a question a prompt; `id` keys its random numbers."""
         text = self.render(question)
-        token_ids, pixels = self.inputs(question, text)
+        token_ids, images = self.inputs(question, text)
         if not token_ids:
             raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
         policy = self.policy
@@ -314,7 +314,7 @@ class TaskData(L.LightningDataModule, Observer):
                 "another model. Take the one it was saved with, or model.resize_token_embeddings(len(tokenizer)), "
                 "and save both"
             )
-        return Prompt(id, text, token_ids, question, self.answer_prefix, pixels)
+        return Prompt(id, text, token_ids, question, self.answer_prefix, images)
 
     def ask(self, ids: range) -> list[Prompt]:
         """Returns this rank's prompts of the next training questions, which get the prompt ids `ids`.

@@ -19,13 +19,6 @@ from grpo_lightning.training.checkpoint_files import check_whole_step
 from grpo_lightning.training.internals import replaced
 
 
-def is_validation(trainer: Any) -> bool:
-    """Returns False where Lightning only checks that validation works (`trainer.num_sanity_val_steps`)."""
-    callbacks = trainer.callbacks
-    validates_first = any(isinstance(callback, WholeSteps) and callback.validates_now for callback in callbacks)
-    return validates_first or not trainer.sanity_checking
-
-
 class WholeSteps(Callback):
     """Ends, validates and saves between steps, never within a step. Each `GRPOModule` adds one to the trainer.
 

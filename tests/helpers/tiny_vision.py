@@ -236,7 +236,10 @@ def prompt_of(family: Family, id: int, text: str, images: Sequence[Image.Image] 
     inputs = dict(family.processor(text=[text], images=[[*images]], return_tensors="pt"))
     token_ids = inputs.pop("input_ids")[0].tolist()
     del inputs["attention_mask"]
-    return Prompt(id, text, token_ids, question, pixels=inputs)
+    # Tests of the core, which load models that see for text, have no plugins.
+    from grpo_lightning.plugins.data.images.pixels import Pixels
+
+    return Prompt(id, text, token_ids, question, images=Pixels(inputs))
 
 
 def mixed_prompts(family: Family) -> list[Prompt]:
@@ -252,7 +255,7 @@ def mixed_prompts(family: Family) -> list[Prompt]:
 
 def whole_model_logp(model: PreTrainedModel, prompt: Prompt, completion: Sequence[int]) -> Tensor:
     """[R] log-probs of a completion, by one forward of the whole model, as transformers makes it."""
-    inputs = dict(prompt.pixels or {})
+    inputs = dict(getattr(prompt.images, "inputs", {}))
     for name in inputs.keys() & {"mm_token_type_ids", "token_type_ids"}:
         zeros = torch.zeros(1, len(completion), dtype=inputs[name].dtype)
         inputs[name] = torch.cat([inputs[name], zeros], 1)

@@ -12,10 +12,10 @@ from torch.utils.tensorboard.summary import hparams
 
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.metrics import with_bound
+from grpo_lightning.plugins.looking.loggers.validation_values import is_validation
 from grpo_lightning.plugins.looking.run_files.run_configs import earlier, flat, merged, shown
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.whole_steps import is_validation
 from grpo_lightning.types import FIRST_LOOK
 
 CURVES = {

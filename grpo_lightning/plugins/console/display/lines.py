@@ -14,10 +14,10 @@ from tqdm.auto import tqdm
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.plugins.console.display.data_line import data_line
+from grpo_lightning.plugins.looking.loggers.validation_values import is_validation
 from grpo_lightning.training.evaluation import Measurement, with_questions
 from grpo_lightning.training.internals import has_end
 from grpo_lightning.training.task_data import TaskData
-from grpo_lightning.training.whole_steps import is_validation
 from grpo_lightning.types import Sample
 
 Scores = Mapping[str, Measurement]

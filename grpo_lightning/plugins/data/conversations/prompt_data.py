@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.data.benchmarks.benchmark import Benchmark, connect
 from grpo_lightning.plugins.data.conversations.conversation_reward import EnvironmentReward
@@ -18,7 +16,7 @@ from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.tasks.task import Task
 from grpo_lightning.training.task_data import QUESTION, TaskData
-from grpo_lightning.types import Message, Prompt, Question, UsageError
+from grpo_lightning.types import Message, Prompt, PromptImages, Question, UsageError
 
 
 class PromptDataModule(TaskData):
@@ -150,7 +148,7 @@ class PromptDataModule(TaskData):
             self.image_prompts = ImagePrompts(self.policy, self.chat)
         return self.image_prompts.turns(question, turns)
 
-    def inputs(self, question: Question, text: str) -> tuple[list[int], dict[str, Tensor] | None]:
+    def inputs(self, question: Question, text: str) -> tuple[list[int], PromptImages | None]:
         """Returns the token ids of a rendered question, and what the processor of the policy made of its images."""
         if self.image_prompts is None or not question.images:
             return super().inputs(question, text)

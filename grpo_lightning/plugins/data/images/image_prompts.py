@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from grpo_lightning.plugins.data.images.image_encoder import ImageEncoder
 from grpo_lightning.plugins.data.images.pictures import in_rgb, size_of
+from grpo_lightning.plugins.data.images.pixels import Pixels
 from grpo_lightning.policy.chat import prompt_ids
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.tasks.tables import IMAGE
@@ -54,10 +53,11 @@ class ImagePrompts:
             parts.append({"type": "image"})
         return parts[:-1]
 
-    def inputs(self, question: Question, text: str) -> tuple[list[int], dict[str, Tensor]]:
-        """Returns the token ids of a rendered question, and the model's further arguments that hold its images."""
+    def inputs(self, question: Question, text: str) -> tuple[list[int], Pixels]:
+        """Returns the token ids of a rendered question, and its images as the processor has prepared them."""
         images = [in_rgb(image, question.source) for image in question.images]
-        return self.encoder.encode(text, images, question.source, self._first_ids(text))
+        token_ids, pixels = self.encoder.encode(text, images, question.source, self._first_ids(text))
+        return token_ids, Pixels(pixels)
 
     def num_tokens(self, question: Question, text: str) -> int:
         """Returns the number of tokens of a rendered question; of image files it reads the beginning."""

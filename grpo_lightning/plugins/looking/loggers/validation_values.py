@@ -12,7 +12,7 @@ from grpo_lightning import disk
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.plugins.looking.loggers import json_lines
 from grpo_lightning.training.evaluation import Evaluation, none_if_nan
-from grpo_lightning.training.whole_steps import is_validation
+from grpo_lightning.training.whole_steps import WholeSteps
 
 VALUES_FILE = "validations.jsonl"
 """The file of the values, in the folder of a run."""
@@ -97,3 +97,10 @@ def record_of(name: str, evaluation: Evaluation, step: int) -> dict[str, Any]:
         "k": evaluation.num_samples,
         "values": values,
     }
+
+
+def is_validation(trainer: Any) -> bool:
+    """Returns False where Lightning only checks that validation works (`trainer.num_sanity_val_steps`)."""
+    callbacks = trainer.callbacks
+    validates_first = any(isinstance(callback, WholeSteps) and callback.validates_now for callback in callbacks)
+    return validates_first or not trainer.sanity_checking

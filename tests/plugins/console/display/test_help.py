@@ -85,7 +85,7 @@ def test_the_commands_have_one_line_each(
     for name, command in overview.COMMANDS.items():
         (line,) = [line for line in lines if line.startswith(f"  {name} ")]
         assert line.endswith(command.summary) and len(line) <= 120
-    assert len(lines) < 26 and lines[0].startswith("usage: grpo ")
+    assert len(lines) < 28 and lines[0].startswith("usage: grpo ")
 
 
 def test_every_command_of_the_command_line_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,5 +97,7 @@ def test_every_command_of_the_command_line_is_listed(capsys: pytest.CaptureFixtu
 def test_a_command_that_is_not_there(word: str, near: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     assert overview.answer([word, "--x"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"grpo: error: {word}: there is no such command.") and "init, fit, validate" in line
+    assert (
+        line.startswith(f"grpo: error: {word}: there is no such command.") and "init, from-trl, fit, validate" in line
+    )
     assert (f"Did you mean {near}?" in line) == (near is not None)

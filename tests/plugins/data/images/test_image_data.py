@@ -27,6 +27,8 @@ from grpo_lightning import (
 )
 from grpo_lightning.plugins.console.display.data_line import keys_of
 from grpo_lightning.plugins.data.images.pictures import in_rgb, thumbnail
+from grpo_lightning.plugins.data.images.pixels import Pixels
+from grpo_lightning.types import PromptImages
 
 NUM_PATCHES = SIDE**2
 """Tokens of an image of the tiny model."""
@@ -72,9 +74,10 @@ def written(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def colour(pixels: dict[str, torch.Tensor], index: int = 0) -> list[int]:
+def colour(images: PromptImages | None, index: int = 0) -> list[int]:
     """The colour of an image of one colour, from pixels that are -1 to 1."""
-    return [round(float(channel.mean()) * 127.5 + 127.5) for channel in pixels["pixel_values"][index]]
+    assert isinstance(images, Pixels)
+    return [round(float(channel.mean()) * 127.5 + 127.5) for channel in images.inputs["pixel_values"][index]]
 
 
 RED, GREEN, BLUE = [255, 0, 0], [0, 128, 0], [0, 0, 255]
@@ -92,12 +95,12 @@ def test_json_lines_have_paths_and_lists_of_paths(folder: Path, pictures: list[P
 
     assert one.text == "<image>Q: Which? A:"
     assert one.token_ids.count(data.policy.config.image_token_id) == NUM_PATCHES
-    assert colour(one.pixels) == RED
+    assert colour(one.images) == RED
     assert one.question.metadata == {"picture": "pictures/red.png", "level": 3}
     assert two.text == "Q: Is <image> like <image>? A:"
     assert len(two.token_ids) == len("Q: Is  like ? A:") + 2 * NUM_PATCHES
-    assert [colour(two.pixels, index) for index in (0, 1)] == [GREEN, BLUE]
-    assert none.pixels is None
+    assert [colour(two.images, index) for index in (0, 1)] == [GREEN, BLUE]
+    assert none.images is None
     assert none.text == "Q: 1+1= A:"
     for prompt in (one, two):
         assert data.num_tokens(prompt.question, prompt.text) == len(prompt.token_ids)
@@ -131,7 +134,7 @@ def test_other_tables(folder: Path, pictures: list[Path], tmp_path: Path, kind: 
         task = HubPrompts(str(tmp_path), predict="train", images="image")
     data = data_of(task, Policy(str(folder)))
     [question] = data.questions["predict"]
-    assert colour(data.prompt(question, 0).pixels) == GREEN
+    assert colour(data.prompt(question, 0).images) == GREEN
     assert "bytes" not in json.dumps(question.metadata)
 
 
@@ -168,7 +171,7 @@ def test_a_chat_has_images_as_parts(folder: Path, pictures: list[Path], tmp_path
         "[system]Look.[user]See (<image>)(<image>)[assistant]<think>",
         "[system]Look.[user](<image>)This?[assistant]No.[user]That?(<image>)[assistant]<think>",
     ]
-    colours = [[colour(prompt.pixels, index) for index in range(len(prompt.question.images))] for prompt in prompts]
+    colours = [[colour(prompt.images, index) for index in range(len(prompt.question.images))] for prompt in prompts]
     assert colours == [[RED], [RED, GREEN], [GREEN, BLUE]]
     for prompt in prompts:
         assert data.num_tokens(prompt.question, prompt.text) == len(prompt.token_ids)

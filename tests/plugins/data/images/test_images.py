@@ -1,6 +1,7 @@
 """Prompts with images: log-probs and gradients of an independent loop over the whole model, and samplers that agree."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_what_would_be_wrong_is_seen(engine_class):
 
     # A prefill that prompts of equal text share, whose images differ.
     assert prompts[0].token_ids == prompts[1].token_ids
-    assert gap(policy, prompts, completions_of(engine_class(), policy, changed(key=""))) > 0.05
+    assert gap(policy, prompts, completions_of(engine_class(), policy, changed(images=SimpleNamespace(key="")))) > 0.05
     # An update without the images.
     blind = [replace(prompt, image_states=None) for prompt in prompts]
     assert gap(policy, blind, completions) > 0.05

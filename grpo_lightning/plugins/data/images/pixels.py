@@ -13,46 +13,52 @@ from grpo_lightning.maths.images import decoder_inputs
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.architecture import Head, trunk_of
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import ImageStates, UsageError
+from grpo_lightning.types import ImageStates, PromptImages, UsageError
 
 
 class _AtDecoder(Exception):
     """Ends a forward pass where the decoder would begin."""
 
 
-def image_states(
-    model: PreTrainedModel, prompt_ids: Tensor, pixels: Mapping[str, Tensor], key: str, tries: bool = False
-) -> ImageStates:
-    """Returns what the decoder of `model` reads of a prompt's images, with gradient where gradients are on.
+class Pixels(PromptImages):
+    """The images of a prompt as a processor has prepared them.
 
     Args:
-        model: A model that sees. Its encoder is called once.
-        prompt_ids: [P] token ids of the prompt.
-        pixels: `Prompt.pixels`.
-        key: `ImageStates.key`.
-        tries: Raise UsageError unless the decoder computes with these states what the model as a whole computes.
+        inputs: The arguments of the model beside `input_ids`.
     """
-    arguments, logits = _decoder_arguments(model, prompt_ids, pixels, stops=not tries)
-    decoder: Any = trunk_of(model)
-    embed = decoder.get_input_embeddings()
-    states = arguments["inputs_embeds"][0]
-    # Image tokens are those at which the decoder reads something else than an embedding.
-    with torch.no_grad():
-        text_states = embed(prompt_ids.clamp(max=embed.num_embeddings - 1)).to(states.dtype)
-        index = (states != text_states).any(-1).nonzero().squeeze(1)
-    positions = arguments.get("position_ids")
-    result = ImageStates(
-        index=index.cpu(),
-        states=states[index],
-        key=key,
-        pixels=pixels,
-        layers=tuple(arguments.get("deepstack_visual_embeds") or ()),
-        # Some models put the positions of text before the three others.
-        positions=positions[-3:, 0].cpu() if positions is not None and positions.ndim == 3 else None,
-    )
-    if tries:
-        _check(model, prompt_ids, result, arguments.get("attention_mask"), logits.float())
-    return result
+
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        self.inputs = inputs
+        self.key = key_of(inputs)
+
+    def states(self, model: PreTrainedModel, prompt_ids: Tensor, tries: bool = False) -> ImageStates:
+        """Returns what the decoder of `model` reads of the images, with gradient where gradients are on.
+
+        Args:
+            model: A model that sees. Its encoder is called once.
+            prompt_ids: [P] token ids of the prompt.
+            tries: Raise UsageError unless the decoder computes with these states what the model as a whole computes.
+        """
+        arguments, logits = _decoder_arguments(model, prompt_ids, self.inputs, stops=not tries)
+        decoder: Any = trunk_of(model)
+        embed = decoder.get_input_embeddings()
+        states = arguments["inputs_embeds"][0]
+        # Image tokens are those at which the decoder reads something else than an embedding.
+        with torch.no_grad():
+            text_states = embed(prompt_ids.clamp(max=embed.num_embeddings - 1)).to(states.dtype)
+            index = (states != text_states).any(-1).nonzero().squeeze(1)
+        positions = arguments.get("position_ids")
+        result = ImageStates(
+            index=index.cpu(),
+            states=states[index],
+            images=self,
+            layers=tuple(arguments.get("deepstack_visual_embeds") or ()),
+            # Some models put the positions of text before the three others.
+            positions=positions[-3:, 0].cpu() if positions is not None and positions.ndim == 3 else None,
+        )
+        if tries:
+            _check(model, prompt_ids, result, arguments.get("attention_mask"), logits.float())
+        return result
 
 
 def key_of(pixels: Mapping[str, Tensor]) -> str:

@@ -33,7 +33,7 @@ class SeeingData(TaskData):
 
     def inputs(self, question: Question, text: str) -> tuple[list[int], Any]:
         prompt = prompt_of(self.family, 0, self.family.mark * len(question.images) + text, question.images)
-        return prompt.token_ids, prompt.pixels
+        return prompt.token_ids, prompt.images
 
 
 def options(vision: bool = False, name: str = NAME, **policy: Any) -> dict[str, Any]:
