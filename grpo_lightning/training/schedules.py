@@ -18,11 +18,7 @@ from grpo_lightning.types import UsageError
 
 
 class RunSchedule(LRScheduler, ABC):
-    """A schedule over the updates of the whole run, made or not.
-
-    Args:
-        optimizer: The optimizer, whose learning rate is multiplied by `factor`.
-    """
+    """A schedule over the updates of the whole run, made or not. It multiplies the optimizer's rate by `factor`."""
 
     num_updates = 1
     """Updates of the run; `spread` sets it."""
