@@ -33,7 +33,7 @@ def read_validations(folder: Path | str) -> dict[str, ValuesByQuestion]:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     values_by_name: dict[str, ValuesByQuestion] = {}
     for line in text.splitlines():
-        with suppress(json.JSONDecodeError):  # half a line, since the program was killed
+        with suppress(ValueError, KeyError, TypeError):  # half a line, since the program was killed
             for name, values in _scalars(json.loads(line)).items():
                 earlier = values_by_name.get(name)
                 is_alike = earlier and (earlier.grader, earlier.questions) == (values.grader, values.questions)

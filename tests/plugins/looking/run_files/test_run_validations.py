@@ -28,3 +28,10 @@ def test_only_the_last_questions_count(tmp_path: Path) -> None:
     (tmp_path / VALIDATIONS).write_text(line(0, [0.5, 0.5]) + line(1, [0.1], questions="b"))
     assert read_validations(tmp_path)["val/avg@8"].by_step == {1: [0.1]}
     assert read_validations(tmp_path / "absent") == {}
+
+
+def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / VALIDATIONS).write_text("")
+    assert read_validations(tmp_path) == {}
+    (tmp_path / VALIDATIONS).write_text("null\n[1]\n{}\n\n" + line(1, [0.1]))
+    assert read_validations(tmp_path)["val/avg@8"].by_step == {1: [0.1]}
