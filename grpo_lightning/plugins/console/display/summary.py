@@ -32,6 +32,7 @@ class RunSummary(Callback):
         self._first: tuple[int, Scores] | None = None
         self._last: tuple[int, Scores] | None = None
         self._measure = ""
+        self._measures: list[str] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Starts the clock."""
@@ -47,9 +48,11 @@ class RunSummary(Callback):
         if not (scores := headline(trainer)):
             return
         # Scores of a resumed run with another grader cannot be compared.
-        if self._measure != pl_module.measure:
-            self._measure = pl_module.measure
+        measures = [evaluation.measure for evaluation in pl_module.evaluations.values()]
+        if self._measures != measures:
+            self._measures = measures
             self._first = None
+        self._measure = pl_module.measure
         self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
         self._first = self._first or self._last
 
@@ -57,12 +60,13 @@ class RunSummary(Callback):
         """Returns the validations, so that a resumed run knows the first."""
         # Plain tuples, since a checkpoint is read without classes.
         first, last = map(plain, (self._first, self._last))
-        return {"first": first, "last": last, "measure": self._measure}
+        return {"first": first, "last": last, "measure": self._measure, "measures": self._measures}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the validations of earlier starts."""
         self._first, self._last = map(restored, (state_dict["first"], state_dict["last"]))
         self._measure = state_dict.get("measure", "")
+        self._measures = state_dict.get("measures", [])
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the lines."""

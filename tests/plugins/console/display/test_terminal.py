@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -193,7 +194,31 @@ def test_the_best_checkpoint_has_its_interval(tmp_path: Path, caplog: pytest.Log
 def test_a_checkpoint_without_intervals_is_continued() -> None:
     summary = RunSummary()
     summary.load_state_dict({"first": (0, {"avg@8": 0.5}), "last": (1, {"avg@8": 0.6}), "measure": "mean of Digits"})
-    assert summary.state_dict() == {"first": None, "last": None, "measure": "mean of Digits"}
+    assert summary.state_dict() == {"first": None, "last": None, "measure": "mean of Digits", "measures": []}
+
+
+def test_the_summary_compares_with_the_first_although_a_set_is_asked_less_often() -> None:
+    """The grader of the other set is another one, so that the two validations have different captions."""
+    main, hard = SimpleNamespace(measure="mean of Digits"), SimpleNamespace(measure="mean of Judge")
+    scores = {"avg@8": Measurement(0.25, 0.1, 24, "0f"), "hard/avg@8": Measurement(0.5, 0.1, 24, "1f")}
+    summary = RunSummary()
+
+    def validated(step: int, module: Any) -> Any:
+        trainer: Any = SimpleNamespace(callbacks=[], sanity_checking=False, current_epoch=step, lightning_module=module)
+        summary.on_validation_end(trainer, module)
+        return summary.state_dict()["first"]
+
+    evaluations = {"": main, "hard": hard}
+    asks_both = SimpleNamespace(evaluations=evaluations, measure="val: ...; hard: ...", measurements=lambda: scores)
+    asks_main = SimpleNamespace(
+        evaluations=evaluations, measure=main.measure, measurements=lambda: {"avg@8": scores["avg@8"]}
+    )
+    first = validated(0, asks_both)
+    assert first[0] == 1 and first[1].keys() == scores.keys()
+    assert validated(1, asks_main) == first
+    # With another grader the run begins anew.
+    main.measure = "mean of Letters"
+    assert validated(2, asks_main)[0] == 3
 
 
 @pytest.mark.parametrize(
