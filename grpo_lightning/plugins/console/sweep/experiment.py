@@ -93,17 +93,19 @@ class Experiment:
         is_complete = isinstance(content, dict) and "seeds" in content and {"arms", "grid"} & content.keys()
         if not is_complete or not content.keys() <= KEYS:
             raise UsageError(f"{file}: give seeds, and arms or a grid, and of {', '.join(sorted(KEYS))} nothing else")
-        arms = {str(name): options or {} for name, options in (content.get("arms", {"": None}) or {}).items()}
-        arms = crossed(arms, {key: as_values(values) for key, values in (content.get("grid") or {}).items()})
+        arms = {str(name): as_options(options) for name, options in as_options(content.get("arms", {"": {}})).items()}
+        arms = crossed(arms, {key: as_values(values) for key, values in as_options(content.get("grid")).items()})
         slugs = [slug(arm) for arm in arms]
         if not arms or len(set(slugs)) < len(slugs) or "" in slugs:
             raise UsageError(f"{file}: the arms need names whose letters and digits differ; they are {', '.join(arms)}")
-        require(bool(content["seeds"]), f"{file}: give one seed or more")
+        seeds = content["seeds"]
+        is_list = isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds)
+        require(is_list and bool(seeds), f"{file}: seeds: give one seed or more as a list, not {seeds}")
         experiment = cls(
             file.resolve().parent.name if file.name == FILE else file.stem,
             config=as_list(content.get("config")),
-            args=content.get("args") or {},
-            seeds=[int(seed) for seed in content["seeds"]],
+            args=as_options(content.get("args")),
+            seeds=[*dict.fromkeys(seeds)],
             arms=arms,
             metrics=as_list(content.get("metrics")),
             axes=as_list(content.get("x", "step")),
@@ -133,6 +135,12 @@ class Experiment:
 def as_list(value: Any) -> list[str]:
     """Returns nothing, one value or several as a list of texts."""
     return [] if value is None else [str(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def as_options(value: Any) -> dict[str, Any]:
+    """Returns names and values; none for nothing."""
+    require(isinstance(value or {}, dict), f"the experiment's args, arms and grid: give names and values, not {value}")
+    return value or {}
 
 
 def as_values(values: Any) -> list[Any]:

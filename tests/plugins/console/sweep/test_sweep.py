@@ -87,6 +87,8 @@ def test_a_grid_crosses_every_arm(tmp_path: Path) -> None:
     alone = Experiment.read(write(tmp_path / "alone", arms=None, grid={"loop.mu": [1, 4]}))
     assert alone.arms == {"mu 1": {"loop.mu": 1}, "mu 4": {"loop.mu": 4}}
     assert (crossed.name, alone.name) == ("crossed", "alone")
+    # Two runs in one folder would write the same files.
+    assert Experiment.read(write(tmp_path / "twice", seeds=[3, 0, 3])).seeds == [3, 0]
 
 
 def test_an_arms_file_and_options_override_those_of_every_run(tmp_path: Path) -> None:
@@ -107,6 +109,12 @@ def test_an_arms_file_and_options_override_those_of_every_run(tmp_path: Path) ->
         ({"arms": {"a b": {}, "A-B": {}}}, "letters and digits differ"),
         ({"arms": {}}, "the arms need names"),
         ({"seeds": []}, "one seed or more"),
+        ({"seeds": 3}, "one seed or more as a list, not 3"),
+        ({"seeds": ["a"]}, "one seed or more as a list"),
+        ({"arms": ["a", "b"]}, r"give names and values, not \['a', 'b'\]"),
+        ({"arms": {"a": {}, "b": 3}}, "give names and values, not 3"),
+        ({"args": ["trainer.max_epochs"]}, "give names and values"),
+        ({"grid": ["loop.mu"]}, "give names and values"),
         ({"grid": {"loop.mu": 2}}, "give a list of values for each option, not 2"),
         ({"arms": None}, "give seeds, and arms or a grid"),
         ({"metric": ["val/x"]}, "nothing else"),
