@@ -56,11 +56,11 @@ def numbers_of(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def row(name: str, evaluation: Evaluation) -> dict[str, str]:
-    """Returns the cells of a benchmark, by column."""
+    """Returns the cells of a validation, by column."""
     k = evaluation.num_samples
     measurements = evaluation.measurements()
     length = measurements["length"]
-    cells = {"benchmark": name, "questions": str(length.num_questions), "k": str(k)}
+    cells = {"validation": name, "questions": str(length.num_questions), "k": str(k)}
     texts = {name: with_half_width(score.mean, score.half_width, 3) for name, score in measurements.items()}
     cells |= {f"{title}@k": texts.get(f"{title}@{k}", "") for title in ("avg", "pass", "maj")}
     cells |= {title: texts[title] for title in ("greedy", "truncated", "failed")}

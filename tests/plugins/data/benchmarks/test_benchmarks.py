@@ -73,7 +73,7 @@ def test_validate_and_test_print_intervals_and_the_number_of_questions(grpo: Grp
     for command, name in (("validate", "val"), ("test", "test")):
         out = grpo.ok(command, LETTERS)
         rows = dict(re.split(r" {2,}", line, maxsplit=1) for line in out.splitlines())  # type: ignore[misc]
-        assert rows["benchmark"] == name and rows["questions"] == "8" and rows["k"] == "2"
+        assert rows["validation"] == name and rows["questions"] == "8" and rows["k"] == "2"
         assert all(re.fullmatch(r"\d\.\d{3} ± 0\.\d{3}", rows[title]) for title in ("avg@k", "pass@k", "greedy"))
         assert rows["grader"] == "mean of FormatReward" and "nan" not in out
         table = scalars(Path("run"))
