@@ -26,6 +26,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     AXES,
     ENOUGH,
     Arms,
+    Cell,
     ComparisonTable,
     Curve,
     Estimate,
@@ -33,7 +34,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     compare,
     curves,
     means,
-    shown,
+    value_of,
     with_interval,
 )
 from grpo_lightning.plugins.looking.run_files.run_configs import flat, read_config
@@ -44,6 +45,15 @@ Array = np.ndarray
 
 COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, as far as they show on white."""
+
+
+def shown(cell: Cell) -> str:
+    """Returns the text of an arm's value, with the number of seeds where it is not all of them."""
+    n = cell.estimate.n
+    num_seeds = len(cell.values)
+    if math.isfinite(cell.at_least):
+        return f"{value_of(cell)} ({n} of {num_seeds})"
+    return value_of(cell) + (f" (n = {n})" if 0 < n < num_seeds else "")
 
 
 def shown_difference(of: Estimate | None) -> str:

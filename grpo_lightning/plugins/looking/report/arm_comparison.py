@@ -307,13 +307,18 @@ def _over_questions(runs: Sequence[Measured]) -> Estimate | None:
     if len(runs) != 1 or runs[0].by_question is None:
         return None
     finite = runs[0].by_question[np.isfinite(runs[0].by_question)]
-    return Estimate(runs[0].value, clustered_half_width(finite.tolist()), 1, len(finite)) if len(finite) > 1 else None
+    if len(finite) < 2:
+        return None
+    half = _positive(clustered_half_width(finite.tolist()), runs[0].value)
+    return Estimate(runs[0].value, half, 1, len(finite))
 
 
 def _difference(
     runs: Mapping[str, Measured], base_runs: Mapping[str, Measured], is_crossed: bool
 ) -> tuple[Estimate | None, str]:
     """Returns the mean difference of two arms by seed, and by question if they can be paired; or why there is none."""
+    if not runs or not base_runs:
+        return None, "not logged by both"
     pairs = [(run, base_runs[seed]) for seed, run in runs.items() if seed in base_runs]
     if not pairs:
         return None, "no seed in common"
@@ -366,15 +371,6 @@ def value_of(cell: Cell) -> str:
     if math.isfinite(cell.at_least):
         return f"≥ {rounded(cell.at_least)}"
     return with_interval(cell.estimate) if cell.estimate.n else "–"
-
-
-def shown(cell: Cell) -> str:
-    """Returns the text of an arm's value, with the number of seeds where it is not all of them."""
-    n = cell.estimate.n
-    num_seeds = len(cell.values)
-    if math.isfinite(cell.at_least):
-        return f"{value_of(cell)} ({n} of {num_seeds})"
-    return value_of(cell) + (f" (n = {n})" if 0 < n < num_seeds else "")
 
 
 def coarsened(curve: Curve, width: int) -> Curve:

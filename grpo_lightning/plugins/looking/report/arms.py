@@ -54,8 +54,8 @@ class ReportedRun:
         return math.fsum(value for _, value in self.scalars.get(name, []) if math.isfinite(value))
 
 
-GRADED = r"val/([\w-]+/)?(greedy|(avg|pass|maj)@\d+|ci95)"
-"""Scalars that hold what the grader of validation decides."""
+GRADED = r"val/(greedy|(avg|pass|maj)@\d+|ci95)"
+"""Scalars that hold what the run's grader decides; that of a validation with a name is in `validations.jsonl`."""
 
 
 REASONS = {
@@ -101,26 +101,27 @@ def compare_arms(arms: Sequence[Arm], metrics: Sequence[Metric], axis: str) -> C
     )
 
 
-def reservations(arms: Sequence[Arm], comparisons: Sequence[ComparisonTable]) -> list[str]:
+def reservations(arms: Sequence[Arm], metrics: Sequence[Metric], comparisons: Sequence[ComparisonTable]) -> list[str]:
     """Returns a text for each reason why differences are missing, or pair seeds alone.
 
     Args:
         arms: The arms; the first is the base.
+        metrics: The columns of the tables.
         comparisons: The tables that the notes stand above.
     """
     names_by_reason: dict[tuple[str, str], list[str]] = {}
     for comparison in comparisons:
         for arm, cells in comparison.cells.items():
-            for label, cell in zip(comparison.labels, cells, strict=True):
+            for metric, cell in zip(metrics, cells, strict=True):
                 if cell.reason in REASONS:
-                    names_by_reason.setdefault((arm, cell.reason), []).append(re.split("[ ,]", label)[0])
+                    names_by_reason.setdefault((arm, cell.reason), []).append(metric.name)
     notes = [
         f"{arm} and {arms[0].name} {REASONS[reason]}: no difference in {', '.join(dict.fromkeys(scalars))}"
         for (arm, reason), scalars in names_by_reason.items()
     ]
     runs = [run for arm in arms for run in arm.runs.values()]
     num_without = sum(not run.questions for run in runs)
-    are_graded = any(label.startswith("val/") for comparison in comparisons for label in comparison.labels)
+    are_graded = any(metric.name.startswith("val/") for metric in metrics)
     if num_without and are_graded and len(arms) > 1:
         notes.append(f"{num_without} of {len(runs)} runs have no {VALIDATIONS}: their differences pair seeds alone")
     return notes
@@ -190,6 +191,11 @@ def arms_of(runs: Sequence[ReportedRun]) -> list[Arm]:
 def names(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
     """Returns a clear name of each group of runs: its common folder, or its first run if groups share a folder."""
     folders = [Path(os.path.commonpath([run.folder.resolve() for run in group])) for group in groups]
+    # A seed is no name of an arm.
+    folders = [
+        folder.parent if group[0].config and folder.name == group[0].seed else folder
+        for folder, group in zip(folders, groups, strict=True)
+    ]
     if len({*folders}) < len(folders):
         folders = [group[0].folder.resolve() for group in groups]
     # The fewest last names of each path that tell it from the others.

@@ -113,7 +113,9 @@ class Report:
             for arm in compared_arms
             if not arm.runs.keys() & base.runs.keys()
         ]
-        return notes + reservations(self.arms, [compare_arms(self.arms, self.metrics, axis) for axis in self.axes])
+        return notes + reservations(
+            self.arms, self.metrics, [compare_arms(self.arms, self.metrics, axis) for axis in self.axes]
+        )
 
     def differences(self) -> list[tuple[str, bool, list[str]]]:
         """Returns the keys that differ, whether each is due to another, and its values by arm."""
@@ -148,7 +150,11 @@ class Report:
         """Returns the figures and the tables along an axis, and how many differences are tested and marked there."""
         table = compare_arms(self.arms, self.metrics, axis)
         differences = [cell.difference for cells in table.cells.values() for cell in cells]
-        tested = [difference for difference in differences if difference and math.isfinite(difference.half)]
+        tested = [
+            difference
+            for difference in differences
+            if difference and difference.n >= ENOUGH and math.isfinite(difference.half)
+        ]
         return {
             "over": AXES[axis],
             "figures": self.figures(axis),
@@ -174,8 +180,10 @@ class Report:
         interval_name = re.sub(r"avg@\d+$", "ci95", name)
         if interval_name != name:
             runs = [run for run in self.runs if interval_name in run.scalars]
-            widest = max(((run.scalars[interval_name][-1][1], run.num_questions(name)) for run in runs), default=None)
-            facts += [f"± {widest[0]:.3f} over {widest[1]}questions at a run's end (95 %)"] if widest else []
+            widest = max(
+                ((run.scalars[interval_name][-1][1], run.num_questions(name)) for run in runs), default=(0, "")
+            )
+            facts += [f"± {widest[0]:.3f} over {widest[1]}questions at a run's end (95 %)"] if widest[0] > 0 else []
         figure = CurveFigure(name, axis, series, lines, facts)
         if not figure.is_empty and (cut := outside(series, lines)):
             ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))

@@ -118,14 +118,17 @@ def _head(metric: Metric) -> str:
 def _value(cell: Cell) -> TableCell:
     values = ", ".join(f"seed {seed}: {value:.4g}" for seed, value in cell.values.items())
     basis = _basis(cell.estimate, len(cell.values))
+    estimate = cell.estimate
     if math.isfinite(cell.at_least):
-        basis = f"{cell.estimate.n} of {counted(len(cell.values), 'seed')} reached it"
-    elif cell.estimate.n == 0:
+        basis = f"{estimate.n} of {counted(len(cell.values), 'seed')} reached it"
+        # The mean of those that reached it would be too low.
+        estimate = Estimate(cell.at_least, math.nan, estimate.n)
+    elif estimate.n == 0:
         return TableCell("–", "nothing measured up to there", values)
     elif cell.steps:
         first_step, last_step = cell.steps[0], cell.steps[-1]
         basis += f", step {last_step}" if first_step == last_step else f", steps {first_step} to {last_step}"
-    return TableCell(value_of(cell), basis, values, estimate=cell.estimate)
+    return TableCell(value_of(cell), basis, values, estimate=estimate)
 
 
 def _difference(cell: Cell) -> TableCell:

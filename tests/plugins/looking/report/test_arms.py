@@ -165,3 +165,13 @@ def test_a_broken_configuration(tmp_path: Path, text: str, message: str):
     (tmp_path / "run" / "config.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_runs([tmp_path / "run"])
+
+
+def test_a_seed_is_no_name_of_an_arm(tmp_path: Path):
+    folders = [make(tmp_path / name, lr=lr) for name, lr in (("slow/0", 1e-4), ("fast/0", 3e-4))]
+    assert named(*folders) == [("slow", ["0"]), ("fast", ["0"])]
+    # One of the sweep's arms has two seeds, the other one.
+    folders.append(make(tmp_path / "slow" / "1", seed=1, lr=1e-4))
+    assert named(*folders) == [("slow", ["0", "1"]), ("fast", ["0"])]
+    # Without a folder per arm there is no better name.
+    assert named(make(tmp_path / "0"), make(tmp_path / "1", seed=1, lr=1e-4)) == [("0", ["0"]), ("1", ["1"])]

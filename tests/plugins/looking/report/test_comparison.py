@@ -10,7 +10,7 @@ from grpo_lightning.plugins.looking.report.arm_comparison import (
     compare,
     curve,
     means,
-    shown,
+    value_of,
     with_interval,
 )
 
@@ -72,7 +72,7 @@ def test_a_last_value_was_measured():
     assert long.estimate.mean == 0.375 and long.steps == [0]
     late = {"val/x": [(5, 0.797), (8, 0.9)]}
     unmeasured = cell({"short": arm(short), "late": arm(late)}, "val/x", "late")
-    assert shown(unmeasured) == "–" and unmeasured.difference is None
+    assert value_of(unmeasured) == "–" and unmeasured.difference is None
     assert unmeasured.reason == "nothing measured up to there"
 
 
@@ -108,7 +108,7 @@ def test_threshold():
     assert cell(arms, "val/x<=0.4", "a").values == {"0": 1.0, "1": math.inf}
     # The run that never got there counts with its last x, 4.
     censored = cell(arms, "val/x<=0.4", "a")
-    assert shown(censored) == "≥ 2.5 (1 of 2)" and censored.difference is None
+    assert value_of(censored) == "≥ 2.5" and censored.difference is None
     assert cell(arms, "val/x<=0.4", "b").reason == "not all reached it"
     # Differences -1 and 1.
     assert cell(arms, "val/x>=0.5", "b").difference.mean == 0.0
@@ -121,7 +121,7 @@ def test_a_run_whose_value_is_nan_does_not_count():
     }
     assert [cell(arms, "val/x", name).estimate.n for name in "ab"] == [2, 2]
     assert (cell(arms, "val/x", "b").difference.mean, cell(arms, "val/x", "b").difference.n) == (0.5, 1)
-    assert shown(cell(arms, "val/x", "a")).startswith("1.5 ± 6.4 (n = 2)")
+    assert value_of(cell(arms, "val/x", "a")) == "1.5 ± 6.4"
     assert cell(arms, "val/x:mean", "a").estimate.mean == 1.0  # of 0.75 and 1.25
     assert cell(arms, "val/x>=1.5", "a").values == {"0": math.inf, "1": 2.0, "2": math.inf}
 
@@ -169,3 +169,10 @@ def test_a_validation_before_the_first_step_is_step_zero():
     # Beside a run without it, both are compared from step 1.
     arms = {"with": arm(run), "without": arm(scalars([0.1, 0.2, 0.3], updates_per_step=2))}
     assert cell(arms, "val/x:mean", "with").estimate.mean == cell(arms, "val/x:mean", "without").estimate.mean
+
+
+def test_an_arm_that_has_not_logged_a_scalar_has_no_difference():
+    arms = {"a": arm({"val/avg@4": [(0, 0.5)]}), "b": arm({"val/avg@8": [(0, 0.5)]})}
+    for name in ("val/avg@4", "val/avg@8"):
+        assert cell(arms, name, "b").reason == "not logged by both"
+    assert cell({"a": arm(scalars([0.5])), "b": {"7": scalars([0.5])}}, "val/x", "b").reason == "no seed in common"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from grpo_lightning.plugins.looking.report.arm_comparison import Metric, compare
+from grpo_lightning.plugins.looking.report.arm_comparison import Metric, compare, value_of
 from grpo_lightning.plugins.looking.report.paired_difference import paired_half_width, unpaired_half_width
 from grpo_lightning.plugins.looking.run_files.run_validations import ValuesByQuestion
 
@@ -110,3 +110,12 @@ def test_seeds_with_questions_of_their_own_pair_seeds() -> None:
     found = difference(*arms).difference
     assert found.mean == pytest.approx(0.2) and found.half == pytest.approx(T_2 * 0.1 / math.sqrt(3), rel=1e-5)
     assert found.num_questions == 0
+
+
+def test_a_single_run_whose_questions_are_alike_has_no_interval() -> None:
+    for value in (0.5, 7.0):
+        cell = difference([by_question([[value] * 4])], [by_question([[value] * 4])])
+        assert cell.estimate.mean == value and math.isnan(cell.estimate.half)
+        assert value_of(cell) == f"{value:g}"
+    # All right: other questions may be wrong.
+    assert difference([by_question([[1.0] * 4])], [by_question([[1.0] * 4])]).estimate.half > 0

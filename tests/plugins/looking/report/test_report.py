@@ -1,6 +1,7 @@
 """`grpo report` through its entry point, and its page as a browser sees it."""
 
 import html.parser
+import math
 import re
 import shutil
 from pathlib import Path
@@ -61,6 +62,8 @@ def test_every_seed_is_drawn_and_a_band_from_three_on(experiment: Path) -> None:
     page = run(experiment, "--metrics", "val/avg@8")
     assert page.count('<polyline class="seed"') == 5 and page.count('<polygon class="band"') == 1
     assert "fewer than 3 seeds: twice" in text_of(page)
+    # The difference of two seeds is not marked whatever it is, so it is not counted.
+    assert "have an interval that excludes 0" not in text_of(page)
 
 
 def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
@@ -70,6 +73,13 @@ def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
     (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
     assert len(mean.split()) == 2
     assert re.search(r"long/1 has 2 of 4 steps: last values and means compare up to there", text_of(page))
+
+
+def test_a_validation_of_one_question_has_no_interval(tmp_path: Path) -> None:
+    write(tmp_path / "run", {"val/avg@8": [(0, 0.5)], "val/ci95": [(0, math.nan)]})
+    assert "validation, sampled answers" in (text := text_of(run(tmp_path / "run"))) and "nan" not in text
+    write(tmp_path / "more", {"val/avg@8": [(0, 0.5)], "val/ci95": [(0, 0.125)]})
+    assert "± 0.125 over questions at a run's end" in text_of(run(tmp_path / "more"))
 
 
 def test_axes_and_thresholds(experiment: Path) -> None:
@@ -85,10 +95,16 @@ def test_what_does_not_compare_is_a_dash_with_a_note(tmp_path: Path) -> None:
     for arm, reward, grader in (("a", "MathVerifier", "M"), ("b", "FormatReward", "M"), ("c", "MathVerifier", "N")):
         for seed in range(3):
             folder = tmp_path / "experiment" / arm / str(seed)
-            write(folder, {"val/avg@8": [(0, 0.5 + 0.01 * seed)], "reward/mean": [(0, 0.25)]})
+            curves = {"val/avg@8": [(0, 0.5 + 0.01 * seed)], "val/hard/avg@8": [(0, 0.5)], "reward/mean": [(0, 0.25)]}
+            write(folder, curves)
             model = {"rewards": [{"class_path": reward}], "validation": {"grader": {"class_path": grader}}}
             config = {"seed_everything": seed, "model": model}
             (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    reached = text_of(run(tmp_path / "experiment", "--metrics", "val/avg@8>=0.5"))
+    assert "c and a are graded differently: no difference in val/avg@8 " in reached
+    # A validation with a name has a grader of its own.
+    hard = text_of(run(tmp_path / "experiment", "--metrics", "val/hard/avg@8:last"))
+    assert "c 3 0.5 3 seeds, all equal, step 1 +0 3 seeds, all equal" in hard
     text = text_of(run(tmp_path / "experiment", "--metrics", "val/avg@8:last", "reward/mean:last"))
     assert "b and a are trained with different rewards: no difference in reward/mean" in text
     assert "c and a are graded differently: no difference in val/avg@8" in text

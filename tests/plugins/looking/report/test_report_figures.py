@@ -59,6 +59,8 @@ def test_a_figure_shows_what_its_data_say(arms: Path) -> None:
     expected = [0.6, 0.6 - half, 0.6 + half]
     assert [float(mean[name]) for name in ("y", "low", "high")] == pytest.approx(expected, rel=1e-5)
     assert points["plain", "0", 2.0]["low"] == ""
+    # The first values are equal, which is no interval.
+    assert points["plain", "mean", 1.0]["low"] == points["plain", "mean", 1.0]["high"] == ""
 
     svg = ElementTree.parse(out / "val_avg_8_over_step.svg").getroot()
     texts = [text.text for text in svg.iter(f"{SVG}text")]

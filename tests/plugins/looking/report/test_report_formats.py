@@ -73,6 +73,9 @@ def test_csv_has_every_number_unrounded(arms: Path, capsys: pytest.CaptureFixtur
     difference = row_by_key["dapo", "last value vs. plain"]
     assert float(difference["value"]) == pytest.approx(1 / 3, rel=1e-6) and difference["marked"] == "1"
     assert row_by_key["dapo", "reached after"]["value"] == "2.0"
+    # No seed of the other arm got there in two steps: the number is the bound that the text has.
+    never = row_by_key["plain", "reached after"]
+    assert (never["text"], never["value"], never["half_width"], never["n"]) == ("≥ 2", "2.0", "nan", "0")
     assert ("plain", "last value vs. plain") not in row_by_key
 
 
