@@ -33,16 +33,12 @@ class SaveConfig(SaveConfigCallback):
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Nothing: the model may fail to load, and `validate` must leave the config.yaml of a run alone."""
+        """Names the task's grader, which the options leave out, as other files of the run do.
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the file, on rank 0, and shows the options in every logger."""
-        if not trainer.is_global_zero:
-            return
-        config = self.config.clone()
+        Nothing is written: the model may fail to load, and `validate` must leave the config.yaml of a run alone.
+        """
         task_grader = trainer.datamodule.task.grader  # type: ignore[attr-defined]
-        if config.model.validation.grader is None and task_grader is not None:
-            # The file names the task's grader, which the options leave out.
+        if self.config.model.validation.grader is None and task_grader is not None:
             kind = grader_class(task_grader)
             module = "grpo_lightning" if kind.__name__ in grpo_lightning.__all__ else kind.__module__
             parameters = inspect.signature(kind).parameters.values()
@@ -52,7 +48,13 @@ class SaveConfig(SaveConfigCallback):
                 if parameter.default is not parameter.empty
             }
             grader = Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
-            config["model.validation.grader"] = grader
+            self.config["model.validation.grader"] = grader
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the file, on rank 0, and shows the options in every logger."""
+        if not trainer.is_global_zero:
+            return
+        config = self.config.clone()
         # The file describes the run, not how it was started.
         config["ckpt_path"] = None
         text = self.parser.dump(config, skip_unset=False)

@@ -31,11 +31,9 @@ class Provenance(Callback):
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Reads the options, before training changes a value."""
+        """Forgets an earlier start."""
         self._saved: dict[str, Any] = {"starts": []}
         self._earlier: dict[str, Any] = {"starts": []}
-        if stage == "fit":
-            self._saved["options"] = options_of(trainer, pl_module)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Takes the earlier starts and options from the checkpoint."""
@@ -50,7 +48,7 @@ class Provenance(Callback):
         if not trainer.is_global_zero or disk.is_trial(trainer):
             return
         folder = Path(trainer.default_root_dir)
-        options = self._saved["options"]
+        options = self._saved["options"] = options_of(trainer, pl_module)
         if "seed_everything" not in options:
             # A program may make its optimizer in any function.
             options |= plain({"model.optimizer": described(trainer.optimizers[0].defaults)})

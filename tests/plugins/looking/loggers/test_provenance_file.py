@@ -137,6 +137,19 @@ def test_a_start_tells_each_changed_option_in_any_folder(
     assert checkpoint_of(Path(run))["provenance"]["starts"] == starts
 
 
+def test_the_grader_of_the_task_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Grpo, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--loop.prompts_per_step=1", "--loop.group_size=2", "--data.val_limit=1", "--trainer.max_epochs=1"]
+    command.ok("fit", "--config=grpo_lightning:quickstart", *tiny, "--trainer.default_root_dir=sums")
+    assert yaml.safe_load(Path("sums/config.yaml").read_text())["model"]["validation"]["grader"]
+    options = ["--trainer.max_epochs=2", "--model.optimizer.lr=1e-5", "--ckpt_path=last"]
+    command.ok("fit", "--config=sums/config.yaml", *options)
+    # The quickstart's rate is 3e-4.
+    assert changes_in(caplog.messages) == ["model.optimizer.lr 0.0003 -> 1e-05", "trainer.max_epochs 1 -> 2"]
+
+
 @pytest.mark.usefixtures("begun")
 def test_a_start_with_the_same_options_tells_nothing(command: Grpo, caplog: pytest.LogCaptureFixture) -> None:
     command.ok("fit", "--config=run/config.yaml", "--trainer.max_epochs=2", "--ckpt_path=last")
