@@ -6,7 +6,10 @@ from grpo_lightning.plugins.console.porting.trl_rules import RULES, TABLE
 
 TITLES = {
     "GRPOConfig": ("Options of GRPOConfig", "The arguments of `GRPOConfig`, and the keys of `trl grpo`'s YAML."),
-    "GRPOTrainer": ("Arguments of GRPOTrainer", "`conversational` is what the command sees in the file of questions."),
+    "GRPOTrainer": (
+        "Arguments of GRPOTrainer",
+        "`conversational` is what the command sees in the file of questions, `env` a key of `trl grpo`'s YAML.",
+    ),
     "GRPOScriptArguments": ("Data and rewards of trl grpo", "Keys of `trl grpo`'s YAML."),
     "ModelConfig": (
         "Model of trl grpo",

@@ -54,13 +54,13 @@ def options_of(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the options in a file by TRL's names, and remarks about what could not be read."""
     try:
         text = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":
+            script = TrlScript(path, text)
+            return script.options(), script.remarks
         # JSON is YAML, which reads 1e-6 as text.
-        options = {} if path.suffix == ".py" else yaml.safe_load(re.sub(r"(: *-?\d+)(e[-+]\d+)", r"\1.0\2", text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        options = yaml.safe_load(re.sub(r"(: *-?\d+)(e[-+]\d+)", r"\1.0\2", text))
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: it cannot be read: {' '.join(str(error).split())}") from error
-    if path.suffix == ".py":
-        script = TrlScript(path, text)
-        return script.options(), script.remarks
     if not isinstance(options, dict) or not RULES.keys() & options.keys():
         raise UsageError(
             f"{path}: there is no option of GRPOConfig in it: give a script, a YAML or a JSON file for TRL"

@@ -58,7 +58,8 @@ def translate(
 
 def scope_of(options: Mapping[str, Any], rows: int, world: int | None) -> dict[str, Any]:
     """Returns what the rules may name: all options with their values, and the numbers derived from them."""
-    scope: dict[str, Any] = {name: rule["default"] for name, rule in RULES.items()} | dict(options)
+    # An option that TRL does not have could hide what the rules name.
+    scope: dict[str, Any] = {name: options.get(name, rule["default"]) for name, rule in RULES.items()}
     scope |= {"rows": rows, "world": world, "rewards": TABLE["rewards"], "ceil": ceil, "gcd": gcd}
     scope["world"] = evaluated(TABLE["world"], scope)
     for refusal in TABLE["refused"]:

@@ -15,7 +15,7 @@ HARMLESS = ("shuffle", "remove_columns", "select_columns", "with_format")
 """Methods of a dataset that change nothing which is read here."""
 
 
-UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError)
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """Exceptions for a value that is known only when the script runs."""
 
 
@@ -40,17 +40,25 @@ class TrlScript:
         """The full name of each name that is imported or defined."""
         self._assigned: dict[str, dict[int, Any]] = defaultdict(dict)
         """The values that a name or attribute is assigned, by the last line of the assignment."""
+        self._scopes: list[Any] = []
+        """The functions and classes."""
         for node in ast.walk(self.tree):
             match node:
-                case ast.Assign(targets=[target]) | ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-                    # That of an AugAssign is no expression, and cannot be read.
-                    value = node if isinstance(node, ast.AugAssign) else node.value
+                case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
                     self._assigned[ast.unparse(target)][node.end_lineno or 0] = value
+                case (
+                    ast.AugAssign(target=target)
+                    | ast.Subscript(value=target, ctx=ast.Store())
+                    | ast.Call(func=ast.Attribute(value=target, attr="append" | "extend" | "update"))
+                ):
+                    # What changes a value, a list or a dict is no expression that can be read.
+                    self._assigned[ast.unparse(target)][node.lineno] = node
                 case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                     module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
                     self._names |= {alias.asname or alias.name: module + alias.name for alias in aliases}
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     self._names[name] = f"{path.stem}.{name}"
+                    self._scopes.append(node)
 
     def options(self) -> dict[str, Any]:
         """Returns the options of the run, by TRL's names. Raises UsageError without exactly one GRPOConfig."""
@@ -101,7 +109,7 @@ class TrlScript:
         text = " ".join(ast.unparse(node).split())[:80]
         self.remarks.append(f"line {node.lineno}: {text} is known only when the script runs: {advice}")
 
-    def _arguments(self, call: ast.AST, *names: str) -> dict[str, Any]:
+    def _arguments(self, call: ast.AST, *names: Any) -> dict[str, Any]:
         """Returns the arguments of a call that can be read, and notes the others.
 
         Args:
@@ -112,17 +120,22 @@ class TrlScript:
         for keyword in keywords_of(call, names):
             try:
                 value = self._value(keyword.value)
+                values |= value if keyword.arg is None else {keyword.arg: value}
             except UNREADABLE:
                 self._remark(keyword.value, TABLE["by_hand"]["option"].format(name=keyword.arg or "**"))
-            else:
-                values |= value if keyword.arg is None else {keyword.arg: value}
         return values
 
     def _resolved(self, node: Any) -> Any:
         """Returns the value that a name was assigned last above its line; other expressions as they are."""
         while isinstance(node, ast.Name):
             values = self._assigned[node.id]
-            lines = [line for line in values if line < node.lineno]
+            # In a function that ends above the line, a name is another one.
+            lines = [
+                line
+                for line in values
+                if line < node.lineno
+                and not any(scope.lineno < line <= scope.end_lineno < node.lineno for scope in self._scopes)
+            ]
             if not lines:
                 break
             node = values[max(lines)]
@@ -131,6 +144,8 @@ class TrlScript:
     def _value(self, node: ast.expr) -> Any:
         """Returns the value of an expression of literals, names and arithmetic."""
         node = self._resolved(node)
+        if isinstance(node, ast.Dict):
+            return self._arguments(ast.Call(node, node.values, []), *[key and self._value(key) for key in node.keys])
         if self._called(node) == "dict":
             return self._arguments(node)
         if any(isinstance(inner, NO_ARITHMETIC) for inner in ast.walk(node)):
@@ -144,6 +159,8 @@ class TrlScript:
     def _trainer_option(self, name: str, node: Any) -> dict[str, Any]:
         """Returns the options in an argument of GRPOTrainer."""
         match name, self._called(node):
+            case _ if ast.unparse(node) == "None":
+                return {}
             case "model", "from_pretrained":
                 values = self._arguments(node, "model_name_or_path")
                 return {"model_name_or_path": values.pop("model_name_or_path", None), "model_init_kwargs": values}
