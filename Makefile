@@ -10,7 +10,7 @@ VLLM_INSTALLED := $(VLLM)/.installed
 JOBS ?= 2
 CORE := command engines grpo maths policy rewards sandbox tasks training
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
-TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
+TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs $(TIMEOUT) -n $(JOBS) --dist loadfile
 
 .PHONY: help demo real bench fast core test test-gpu test-vllm wheel lint docs
 
@@ -41,7 +41,7 @@ test-gpu: ## run the tests that need a GPU, with what is installed; see docs/how
 
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
 test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU build, in .venv-vllm
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/plugins/engines/vllm
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs $(TIMEOUT) -n $(JOBS) --dist loadfile -m vllm tests/plugins/engines/vllm
 
 # In an environment of its own, $(WHEEL), and in a folder there, from which nothing of the repository is seen.
 wheel: ## build sdist and wheel in dist/, and train a project and an example with the wheel alone (two to five minutes)
