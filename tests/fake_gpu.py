@@ -283,7 +283,7 @@ def watch_phases() -> None:
     from grpo_lightning.plugins.engines.native import native_batch as batch
     from grpo_lightning.plugins.looking.inspector import candidates
     from grpo_lightning.policy.policy import Policy
-    from grpo_lightning.training import evaluation, module
+    from grpo_lightning.training import module, question_values
     from grpo_lightning.training.lightning_machine import LightningMachine
 
     phases: list[tuple[Any, str, str]] = [
@@ -291,7 +291,7 @@ def watch_phases() -> None:
         (batch, "sample_tokens", "draw"),
         (Policy, "forward", "micro_batch"),
         (module, "update", "update"),
-        (evaluation.Evaluation, "_record", "validation metrics"),
+        (question_values.QuestionValues, "update", "validation metrics"),
         (candidates, "learned_from", "inspector"),
     ]
     for owner, name, phase in phases:
