@@ -65,7 +65,9 @@ def key_of(pixels: Mapping[str, Tensor]) -> str:
     """Returns a text that is equal for equal images alone."""
     digest = hashlib.sha256()
     for name, value in pixels.items():
-        digest.update(name.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            f"{name}{[*value.shape]}".encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 

@@ -27,7 +27,7 @@ from grpo_lightning import (
 )
 from grpo_lightning.plugins.console.display.data_line import keys_of
 from grpo_lightning.plugins.data.images.pictures import in_rgb, thumbnail
-from grpo_lightning.plugins.data.images.pixels import Pixels
+from grpo_lightning.plugins.data.images.pixels import Pixels, key_of
 from grpo_lightning.types import PromptImages
 
 NUM_PATCHES = SIDE**2
@@ -333,3 +333,8 @@ def test_questions_with_other_images_are_distinct() -> None:
     pictures = [Image.new("RGB", SIZE, name) for name in ("red", "green", "red")]
     questions = [Question("How many?", "1", images=(image,)) for image in (*pictures, "a.png", Path("a.png"), b"png")]
     assert len({*keys_of(questions)}) == 4
+
+
+def test_images_of_equal_bytes_and_other_shapes_have_other_keys() -> None:
+    keys = [key_of({"pixel_values": torch.zeros(1, 3, *shape)}) for shape in ((2, 4), (4, 2), (2, 4))]
+    assert keys[0] == keys[2] != keys[1]
