@@ -61,6 +61,8 @@ class SelfTeacher(PolicySnapshot):
         self.snapshot.refresh(policy)
 
     def begin(self, policy: Policy, samples: Sequence[Sample]) -> None:
+        if any(sample.prompt.images for sample in samples):
+            raise UsageError("model.reference=SelfTeacher: it reads no images; use Teacher, or prompts of text")
         self.prompts = [self._token_ids(policy, sample) for sample in samples]
         limit = policy.context_length
         for prompt_ids, sample in zip(self.prompts, samples, strict=True):
@@ -89,8 +91,6 @@ class SelfTeacher(PolicySnapshot):
 
     def with_prompts(self, rollouts: Rollouts) -> Rollouts:
         """Returns the same completions after the teacher's prompts, each prompt once."""
-        if rollouts.image_states:
-            raise UsageError("model.reference=SelfTeacher: it reads no images; use Teacher, or prompts of text")
         rows = rollouts.sample_index.tolist()
         if len({*rows}) < len(rows):
             raise UsageError("model.reference=SelfTeacher: it reads no conversation whose history is rewritten")

@@ -5,7 +5,7 @@ import torch
 from helpers.tiny import COMPUTES
 from helpers.tiny_vision import mixed_prompts, randomised, seeing_policy, smolvlm, whole_model_logp
 
-from grpo_lightning import Rollouts, SelfTeacher, Teacher, UsageError
+from grpo_lightning import FinishReason, Policy, Rollouts, Sample, SelfTeacher, Teacher, UsageError
 
 COMPLETIONS = [[20, 21, 22], [23, 24], [25, 26, 27]]
 GROUP = [0, 0, 3]
@@ -31,8 +31,10 @@ def test_a_teacher_of_another_width_reads_the_images_itself(tmp_path):
 
 
 def test_another_prompt_is_refused():
-    policy, family = seeing_policy("smolvlm")
-    states = [prompt.image_states for prompt in policy.encode_images(mixed_prompts(family)[:1])]
-    rollouts = Rollouts.from_lists([[7, 8]], [0], [[9]], image_states=states)
+    """Before it looks for the question, in which another mark may stand for the image."""
+    _, family = seeing_policy("smolvlm")
+    prompt = mixed_prompts(family)[0]
+    prompt.question.text = "<image>How?"
+    sample = Sample(prompt, "", [9], FinishReason.STOP)
     with pytest.raises(UsageError, match="SelfTeacher: it reads no images"):
-        SelfTeacher().scored(policy, rollouts)
+        SelfTeacher().begin(Policy("nowhere"), [sample])
