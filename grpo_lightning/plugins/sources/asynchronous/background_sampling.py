@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_lightning import ranks
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs
-from grpo_lightning.types import FinishReason, Prompt, RandomKey, Sample
+from grpo_lightning.types import FinishReason, Prompt, RandomKey, Sample, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,10 @@ class SamplingThread(Thread):
 
     def sample(self, ids: range, prompts: list[Prompt]) -> None:
         """Samples a round."""
+        if any(prompt.images for prompt in prompts):
+            raise UsageError(
+                "loop.source: sampling ahead reads no images, whose encoder is in use; use Synchronous or StaleSource"
+            )
         inputs = self.inputs
         explorer = inputs.explorer
         key = RandomKey(inputs.seed, self.step)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
@@ -126,7 +127,7 @@ class Demonstrations(Synchronous):
         # The policy's completions of each prompt, and its demonstrations.
         num_sampled = self.group_size - self.num_shown
         sampled = super()._explore(ids, step) if num_sampled else None
-        prompts = [sample.prompt for sample in sampled.samples[::num_sampled]] if sampled else inputs.data.ask(ids)
+        prompts = [sample.prompt for sample in sampled.samples[::num_sampled]] if sampled else self._asked(ids)
         demonstrations = [self.demonstration(prompt) for prompt in prompts for _ in range(self.num_shown)]
         samples = [*(sampled.samples if sampled else ()), *demonstrations]
 
@@ -168,6 +169,14 @@ class Demonstrations(Synchronous):
             seconds=sampled.seconds if sampled else {"explore": 0.0, "reward": 0.0},
             policy_version=inputs.policy.version,
         )
+
+    def _asked(self, ids: range) -> list[Prompt]:
+        """Returns the prompts of questions for which nothing is sampled, with their images encoded."""
+        prompts = self.inputs.data.ask(ids)
+        if not any(ranks.gather(any(prompt.images for prompt in prompts))):
+            return prompts
+        with self.inputs.policy.gathered():
+            return self.inputs.policy.encode_images(prompts)
 
     def demonstration(self, prompt: Prompt) -> Sample:
         """Returns the gold completion of a prompt as a sample."""
