@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from helpers.command import LETTERS, arguments, furnish
 from helpers.paths import environment
+from make_seeing_policy import make_model, make_processor
+from PIL import Image
 
 GPU = [
     "--trainer.accelerator=gpu",
@@ -45,6 +47,18 @@ RUNS: dict[str, tuple[int, list[str]]] = {
             "--loop.max_tokens=40",
         ],
     ),
+    "images": (
+        76,
+        [
+            MIXED,
+            "--model.policy.path=seeing",
+            "--model.policy.vision=true",
+            "--data.task.images=image",
+            "--data.task.train=images.jsonl",
+            "--model.objective.beta=0.04",
+            "--loop.mu=2",
+        ],
+    ),
     "validated and recorded": (
         76,
         [MIXED, "--trainer.limit_val_batches=2", "--inspect.every_n_steps=1", "--model.objective.beta=0.04"],
@@ -55,7 +69,8 @@ RUNS: dict[str, tuple[int, list[str]]] = {
 # GradScaler asks for its scale and whether a gradient overflowed.
 UPDATE_WAITS = dict.fromkeys(RUNS, 3) | {"16-mixed": 6}
 # transformers reads positions where it makes the mask. The package's own attention needs none.
-MICRO_BATCH_WAITS = dict.fromkeys(RUNS, 0) | {"Compute and PlainEngine": 1}
+# A trained encoder reads images anew: pixels go to the device, and the model counts its image tokens.
+MICRO_BATCH_WAITS = dict.fromkeys(RUNS, 0) | {"Compute and PlainEngine": 1, "images": 20}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +78,12 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each run counted, by its name."""
     folder = tmp_path_factory.mktemp("fake_gpu")
     furnish(folder, {"1": 1, "22": 2, "333": 3, "4444": 4})
+    processor = make_processor()
+    make_model(processor, hidden=64, layers=2).save_pretrained(folder / "seeing")
+    processor.save_pretrained(folder / "seeing")
+    Image.new("RGB", (24, 24), "red").save(folder / "red.png")
+    rows = [{"question": "1" * row, "answer": "1", "image": "red.png" if row % 2 else None} for row in range(1, 5)]
+    (folder / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     runs = {name: arguments("fit", *GPU, *options) for name, (_, options) in RUNS.items()}
     process = subprocess.run(
         [sys.executable, "-m", "fake_gpu"],
