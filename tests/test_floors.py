@@ -179,7 +179,7 @@ def test_the_core_stays_small() -> None:
 @one_token_per_string
 def test_package_and_tests_stay_small() -> None:
     assert tokens_of_files(PACKAGE.rglob("*.py")) <= 245_500
-    assert tokens_of_files((ROOT / "tests").rglob("*.py")) <= 316_500
+    assert tokens_of_files((ROOT / "tests").rglob("*.py")) <= 317_500
 
 
 MOST_POINTING = 1  # per 1,000 bindings; it may only become smaller
