@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from helpers.killing import check_alike, die_and_go_on, prepare
 from make_seeing_policy import make_model, make_processor
@@ -11,6 +12,7 @@ from PIL import Image
 NUM_ROWS = 10
 
 
+@pytest.mark.whole
 def test_sigkills_at_random_moments_change_nothing_of_a_run_on_images(tmp_path: Path) -> None:
     """Every second question has an image, and the encoder is trained."""
     prepare(tmp_path)
