@@ -12,7 +12,9 @@ from grpo_lightning.types import UsageError
 TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("trl.yaml").read_text(encoding="utf-8"))
 """The rules; the head of the file explains them."""
 
-RULES: dict[str, dict[str, Any]] = {name: rule for part in TABLE["options"].values() for name, rule in part.items()}
+RULES: dict[str, dict[str, Any]] = {
+    name: rule for section in TABLE["options"].values() for name, rule in section.items()
+}
 """The rule of each option of TRL."""
 
 
