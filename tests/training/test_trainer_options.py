@@ -27,7 +27,7 @@ from grpo_lightning.training.checks import check_strategy
     [
         ({"gradient_clip_val": 1.0}, "trainer.gradient_clip_val=1.0: use model.guard.grad_clip"),
         ({"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches=2: use loop.max_tokens"),
-        ({"max_steps": 3}, r"trainer.max_steps=3: use trainer.max_epochs \(exploration steps\)"),
+        ({"max_steps": 3}, r"trainer.max_steps=3: use trainer.max_epochs, exploration steps: max_steps / \(loop.mu x"),
         ({"limit_train_batches": 1}, "trainer.limit_train_batches=1: .*loop.mu"),
         ({"limit_train_batches": 0.5}, "trainer.limit_train_batches=0.5: .*loop.mu"),
         ({"overfit_batches": 1}, "trainer.overfit_batches=1: use few questions"),
