@@ -9,8 +9,8 @@ from typing import Any
 from grpo_lightning.plugins.console.porting.trl_rules import TABLE
 from grpo_lightning.types import UsageError
 
-NO_ARITHMETIC = (ast.Call, ast.Attribute, ast.Lambda, ast.Await)
-"""What would run code of the script."""
+NO_ARITHMETIC = (ast.Call, ast.Attribute, ast.Lambda, ast.Await, ast.comprehension, ast.Pow, ast.LShift)
+"""What would run code of the script, or may take long."""
 HARMLESS = ("shuffle", "remove_columns", "select_columns", "with_format")
 """Methods of a dataset that change nothing which is read here."""
 

@@ -39,6 +39,7 @@ def test_values_of_literals_names_and_arithmetic() -> None:
             temperature=float(cli.temperature),
             **kwargs,
             **vars(cli),
+            seed=9**9**9,
         )
         args.epsilon_high = 0.28
         """
@@ -57,6 +58,7 @@ def test_values_of_literals_names_and_arithmetic() -> None:
         ("line 15: RATE", "what stands for learning_rate in the file by hand"),
         ("line 16: float(cli.temperature)", "what stands for temperature in the file by hand"),
         ("line 18: vars(cli)", "what stands for ** in the file by hand"),
+        ("line 19: 9 ** 9 ** 9", "what stands for seed in the file by hand"),
     ]
 
 
