@@ -15,7 +15,7 @@ from helpers.fitting import scalars
 from helpers.paths import ROOT
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch.distributed import distributed_c10d
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from grpo_lightning.plugins.console.cluster import launch_internals as cluster_internals
 from grpo_lightning.plugins.console.display import help_internals as display_internals
@@ -57,6 +57,7 @@ OF_TORCH_AND_TRANSFORMERS = {
     "plugins/engines/vllm/guest.py": "_update_default_pg",
     "plugins/methods/distillation/states.py": "_parameters",
     "policy/compute.py": "_attn_implementation",
+    "policy/pretrained.py": "_model_mapping",
     "policy/sharding.py": "_forward_hooks _forward_pre_hooks",
 }
 """The private names that are used where models are, by file."""
@@ -81,6 +82,7 @@ def test_no_private_part_of_a_library_is_used_elsewhere() -> None:
 def test_the_private_names_of_torch_and_transformers_are_there() -> None:
     places: list[Any] = [
         PreTrainedModel,
+        AutoModelForImageTextToText,
         PretrainedConfig(),
         torch.nn.Linear(1, 1),
         torch.ops.mkldnn,

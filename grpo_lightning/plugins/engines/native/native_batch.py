@@ -64,19 +64,12 @@ class Batch:
         self.num_sampled = 0
         """Tokens sampled so far in each row."""
         requests = [self.requests[index] for index in self.request_of_row]
-        keys = [
-            (
-                request.prompt_id,
-                request.sample,
-                request.position,
-                len(request.token_ids),
-                request.image_states.ahead if request.image_states else 0,
-            )
-            for request in requests
-        ]
+        keys = [(request.prompt_id, request.sample, request.position, len(request.token_ids)) for request in requests]
         self.keys = torch.tensor(keys, device=self.policy.device)
-        """[r, 5] int64 prompt id, sample, position of the first new token, length of the prompt, and
-        `ImageStates.ahead`."""
+        """[r, 4] int64 prompt id, sample, position of the first new token, and length of the prompt."""
+        states_of_row = [request.image_states for request in requests]
+        self.ahead = torch.tensor([states.ahead if states else 0 for states in states_of_row]).to(self.keys)
+        """[r] int64 `ImageStates.ahead`: images take fewer positions than tokens."""
         self.width = max(len(request.token_ids) for request in requests)
         """Columns before the first sampled token: the length of the longest prompt."""
         model_layers = plain_layers(self.policy)
@@ -95,14 +88,14 @@ class Batch:
             self.read()
         max_tokens = self.sampling.max_new_tokens
         num_before = self.num_sampled
-        prompt_id, sample, position, prompt_length, ahead = self.keys.unbind(1)
+        prompt_id, sample, position, prompt_length = self.keys.unbind(1)
         uniform = uniforms(self.key, prompt_id, sample, position + num_before, min(count, max_tokens - num_before))
         steps = []
         for column in uniform.unbind(1):
             token, logp = sample_tokens(self.logits, column, self.sampling)
             steps.append((token, logp))
             if self.num_sampled + 1 < max_tokens:
-                self._forward(token, prompt_length + ahead + self.num_sampled)
+                self._forward(token, prompt_length + self.ahead + self.num_sampled)
             self.num_sampled += 1
 
         # The one wait for the device.
@@ -180,6 +173,7 @@ class Batch:
             return
         index = torch.tensor(rows, device=self.keys.device)
         self.keys = self.keys[index]
+        self.ahead = self.ahead[index]
         self.logits = self.logits[index]
         if self.mask is not None:
             self.mask = self.mask[index]

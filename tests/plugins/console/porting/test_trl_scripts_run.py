@@ -17,6 +17,8 @@ from grpo_lightning import cli
 from grpo_lightning.command.overview import answer
 
 pytest.importorskip("peft")
+# A script imports it, and its functions are rewards here.
+pytest.importorskip("trl")
 SCRIPTS = Path(__file__).with_name("trl_scripts")
 
 
