@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 import transformers.optimization
+from helpers.contracts import needs
 from helpers.fitting import fit, of_updates
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, OneCycleLR
 
-from grpo_lightning import UsageError, WarmupCosine
+from grpo_lightning import UsageError
+from grpo_lightning.command.overview import optional
 from grpo_lightning.training.schedules import check_optimizer
 
 CPU = torch.device("cpu")
+WarmupCosine: Any = optional("WarmupCosine")
 
 
 def module_of(
@@ -94,7 +97,7 @@ def falls(update: int) -> float:
         (lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=3), 3),
         (lambda optimizer: LambdaLR(optimizer, falls), 2),
         (lambda optimizer: LinearLR(optimizer), None),
-        (lambda optimizer: WarmupCosine(optimizer), None),
+        pytest.param(lambda optimizer: WarmupCosine(optimizer), None, marks=needs(WarmupCosine)),
         (transformers.optimization.get_cosine_schedule_with_warmup, "not made"),
     ],
     ids=["OneCycleLR", "LambdaLR", "LinearLR", "WarmupCosine", "without its arguments"],
