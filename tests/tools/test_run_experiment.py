@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
+from helpers.experiments import option, write_experiment
 from helpers.fast import policy_of
 from helpers.loading import load_tool
 from helpers.paths import ROOT
@@ -28,10 +28,7 @@ EXPERIMENT = {
 
 def write(folder: Path, **changes: object) -> Path:
     """An experiment's folder; a key that is None is left out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    experiment = {key: value for key, value in (EXPERIMENT | changes).items() if value is not None}
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
-    return folder
+    return write_experiment(folder, EXPERIMENT | changes)
 
 
 @pytest.fixture
@@ -44,11 +41,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path / "experiments" / "e")
     (tmp_path / "experiments" / "e" / "README.md").write_text(f"# E\n{tool.OPEN}\n{tool.CLOSE}\nEnd.\n")
     return tmp_path
-
-
-def option(arguments: list[str], name: str) -> str:
-    [value] = [one.split("=", 1)[1] for one in arguments if one.startswith(f"--{name}=")]
-    return value
 
 
 def fake_fit(children: Children, arguments: list[str], log: Path) -> int:

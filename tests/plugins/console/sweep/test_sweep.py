@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.command import Grpo, parser_of_options
+from helpers.experiments import option, write_experiment
 from helpers.paths import ROOT
 from helpers.waiting import LIMIT, wait_until
 from torch.utils.tensorboard import SummaryWriter
@@ -37,15 +38,7 @@ EXPERIMENT = {
 
 def write(folder: Path, **changes: object) -> Path:
     """An experiment's folder; a key that is None is left out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    experiment = {key: value for key, value in (EXPERIMENT | changes).items() if value is not None}
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
-    return folder
-
-
-def option(arguments: list[str], name: str) -> str:
-    [value] = [argument.split("=", 1)[1] for argument in arguments if argument.startswith(f"--{name}=")]
-    return value
+    return write_experiment(folder, EXPERIMENT | changes)
 
 
 def fake_call(children: Children, arguments: list[str], log: Path) -> int:
